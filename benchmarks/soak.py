@@ -2,13 +2,13 @@
 
     python -m benchmarks.soak [--minutes 60] [--quiet 0.5] [--every 20] [--seed 0] [--out FOLDER]
 
-`tba run` trains the quickstart's policy in small steps, with trainer, searchers and evaluator as processes, on an S3
-server (Ceph's gateway if it is installed, else a simulation) behind a proxy. Disturbances come at random
-times, every `--every` seconds on average. A role or the supervisor is killed by SIGKILL; `tba resume` then restarts the
-supervisor. The number of searchers is set to one from 1 to 4. For some seconds, one request in ten fails in one of many
-ways, or the store accepts no connections. In the last part of the time, the share `--quiet`, no process is killed, so
-that each lives long enough to show what grows. Every two seconds, the private memory, files and threads of the
-supervisor and of each role are measured; those of a role include its child processes.
+`tba run` trains quickstart's policy in small steps, with trainer, searchers and evaluator as processes, on an S3 server
+(Ceph's gateway if it is installed, else a simulation) behind a proxy. Disturbances come at random times, every
+`--every` seconds on average. A role or the supervisor is killed by SIGKILL; `tba resume` then restarts the supervisor.
+The number of searchers is set to one from 1 to 4. For some seconds, one request in ten fails in one of many ways, or
+the store accepts no connections. In the last part of the time, the share `--quiet`, no process is killed, so that each
+lives long enough to show what grows. Every two seconds, the private memory, files and threads of the supervisor and of
+each role are measured; those of a role include its child processes.
 
 At the end, `tba stop` stops the run. `tba check` must find no problem, and every step must exist exactly once. The
 times of steps, from `tba sql`'s views, show whether steps became slower.

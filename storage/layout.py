@@ -37,12 +37,13 @@ _SEARCHER = re.compile(r"searcher=(\d{3,})")
 _SHARD = re.compile(r"trajectories/searcher=(\d{3,})/seq=(\d{8,})\.parquet")
 _LARGEST = 2**31 - 1  # largest number of a searcher and of a seq: both are columns of 32 bits
 IMPORTS = 1_000_000_000
-"""Numbers from here on do not name searchers of the run. Each stands for an imported file and follows from its rows."""
+"""Searcher numbers from here on do not belong to searchers of the run. Each stands for an imported file and follows
+from the rows of that file."""
 
 
 def _number(digits: int) -> str:
-    """Return a pattern for numbers as the functions below write them: padded to `digits`, and at most nine digits, so
-    that each fits its column."""
+    """Return a pattern for numbers in names: padded with zeros to `digits` digits, and at most nine digits long, so
+    that each number fits a column of 32 bits."""
     return rf"([0-9]{{{digits}}}|[1-9][0-9]{{{digits},8}})"
 
 
@@ -76,7 +77,8 @@ def run_url(root: str, run: str) -> str:
 
 
 def root_of(run_url: str) -> str:
-    """Return the root of a run that lies where `run_url` puts it; for a moved run, the folder it is in."""
+    """Return the root of a run: the root from which `run_url` makes this URL or, for a run that was moved elsewhere,
+    the folder that it is in."""
     folder = run_url.rpartition("/")[0]
     return folder.removesuffix(f"/{RUNS[:-1]}")
 

@@ -135,7 +135,7 @@ def _attempt_of(run: Run, config: Config, step: int) -> int:
             f"{run.parent.run}'s: `tba audit {run.parent.run} --step {step}`"
         )
     if not 1 <= step <= config.training.steps:
-        raise ConfigError(f"--step: between {config.start.step + 1} and {config.training.steps}, got {step}")
+        raise ConfigError(f"--step: must be between {config.start.step + 1} and {config.training.steps}, got {step}")
     sync = config.sync_of_step(step)
     return next((span.attempt for span in chain(run) if span.covers(sync)), 0)
 
@@ -208,7 +208,7 @@ def _print(found: Audit) -> None:
     if len(found.rows) > _SHOWN:
         console.print(f"… and {len(found.rows) - _SHOWN} more values of the batch that differ")
     if found.ok:
-        console.print(f"the step is what the ledger says: {found.batch} rows and all that was found for them agree")
+        console.print(f"the step matches the ledger: {found.batch} rows and all values found for them agree")
     else:
         number = sum(not it.agrees for it in [*found.compared, *found.rows])
         console.print(f"{number} value{'s differ' if number != 1 else ' differs'} from the ledger")

@@ -74,7 +74,7 @@ def show(run: Run, *, drop_payloads: bool, as_json: bool) -> int:
 
 def describe(done: Compacted, *, drop_payloads: bool = False) -> str:
     if done.upto is None:
-        return f"{done.run} has no checkpoint yet: what was admitted before the oldest one can be compacted"
+        return f"{done.run} has no checkpoint of its own yet: only shards admitted before a checkpoint can be compacted"
     lines = [
         f"{done.shards:,} shards of {done.run}, admitted up to sync {done.upto.number}, lie in compactions; "
         f"{len(done.written)} written now ({done.bytes_written / 1e6:,.1f} MB), {done.removed:,} objects removed"
@@ -82,10 +82,10 @@ def describe(done: Compacted, *, drop_payloads: bool = False) -> str:
     if done.payloads_given_up:
         lines.append(f"the tokens of {done.payloads_given_up:,} trajectories were given up: retention {done.retention}")
     elif drop_payloads:
-        held = f"here or by a fork ({', '.join(done.forks)})" if done.forks else "here"
+        drawers = f"this run or its forks ({', '.join(done.forks)})" if done.forks else "this run"
         lines.append(
-            f"no tokens were given up: those left can still be drawn, {held}, or are too few to be worth objects "
-            "written anew"
+            f"no tokens were given up: all trajectories with tokens can still be drawn by {drawers}, or the others "
+            "are too few to rewrite the objects that hold them"
         )
-    lines += [f"left as it is: {key}: {why}" for key, why in done.left.items()]
+    lines += [f"left unchanged: {key}: {why}" for key, why in done.left.items()]
     return "\n".join(lines)

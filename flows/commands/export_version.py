@@ -37,10 +37,10 @@ def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
     """Yield the path of the final folder, and an unfinished folder to fill, which becomes the final one once everything
     has been written. Raise ConfigError if something is at the path already or no folder can be made there."""
     if "://" in folder:
-        raise ConfigError(f"DIR: a folder of this machine, to be copied from there, got {folder}")
+        raise ConfigError(f"DIR: must be a folder on this machine, got {folder}")
     target = Path(folder).absolute()
     if target.is_mount() or target == Path.cwd():
-        raise ConfigError(f"DIR: {folder} is where something is mounted or where you are: name a folder inside of it")
+        raise ConfigError(f"DIR: {folder} is a mount point or the working directory: name a folder inside it")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{folder} exists already and is not an empty folder")
     unfinished = target.parent / f".{target.name}.{secrets.token_hex(4)}"

@@ -140,7 +140,9 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
         near = sorted(closed, key=lambda it: (abs(it - step), it))[:2]
         known = f"; near it are steps {' and '.join(map(str, sorted(near)))}" if near else ""
         known += f", and the last is step {max(closed)}" if closed and step > max(closed) else ""
-        raise ConfigError(f"--step: {parent.name} can be left at a sync whose ledger is stored, got {step}{known}")
+        raise ConfigError(
+            f"--step: must be a step of {parent.name} that a sync follows and whose ledger is stored, got {step}{known}"
+        )
     sync = closed[step]
     attempt = next(span.attempt for span in spans if span.covers(sync))
     checkpoint = Version(sync, attempt)
@@ -164,7 +166,7 @@ def _can_start(parent: Run, checkpoint: Version) -> bool:
             return False
         Checkpoints(parent).check(checkpoint)
     except (Missing, Damaged) as error:
-        log.warning("%s: checkpoint %s cannot be started from: %s", parent.name, checkpoint, error)
+        log.warning("%s: checkpoint %s cannot be the start of a fork: %s", parent.name, checkpoint, error)
         return False
     return True
 
@@ -191,13 +193,13 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
         if key.startswith(FIXED):
             raise _shared(key)
         if key.partition(".")[0] == "start":
-            raise ConfigError(f"--set: {key} follows from --step")
+            raise ConfigError(f"--set: {key} is set by --step and cannot be changed")
     start = {"start.sync": origin.sync, "start.step": origin.step}
     steps = changes.get("training.steps", before.training.steps)
     if str(steps).isdecimal() and int(steps) <= origin.step:
         raise ConfigError(
-            f"--set: training.steps must be > {origin.step}, the step after which the fork goes on, got {steps}; with "
-            "--set training.steps=… it goes further"
+            f"--set: training.steps must be > {origin.step}, the step after which the fork starts, got {steps}: "
+            "give a larger number with --set training.steps=…"
         )
     config = resolve.checked(before.replace({**changes, **start}))
     for name in FIXED:
@@ -205,8 +207,8 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
             raise _shared(name)
     if origin.step and not same_moments(before.training.optimizer, config.training.optimizer):
         raise ConfigError(
-            f"--set: training.optimizer is {before.training.optimizer!r} in the parent, and moments are not turned "
-            f"into 8 bits or out of them, got {config.training.optimizer!r}"
+            f"--set: training.optimizer is {before.training.optimizer!r} in the parent, and its optimizer "
+            f"state cannot be converted to or from 8 bits, got {config.training.optimizer!r}"
         )
     if config.objective.needs_values and not before.search.value_samples:
         raise ConfigError(
@@ -252,8 +254,8 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
     """Raise ConfigError if tokens that the fork may draw have been given up."""
     if gone := in_the_way(parent, origin.sync, origin.newest_record):
         raise ConfigError(
-            f"--step: tokens that a fork of {parent.name} from step {origin.step} draws have been given up, says "
-            f"{gone}; it can be left from step {gone.payloads.step} on"
+            f"--step: {gone} gave up tokens that a fork of {parent.name} from step {origin.step} may draw; a fork can "
+            f"start from step {gone.payloads.step} or later"
         )
     for it in given_up_payloads(parent):
         if it.payloads.last_sync > origin.sync:
@@ -265,13 +267,13 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
         ):
             if ours != theirs:
                 raise ConfigError(
-                    f"--set: sampling.{name}: {theirs!r}, as of the others the tokens have been given up, says {it}; "
-                    f"got {ours!r}"
+                    f"--set: sampling.{name} must be {theirs!r}, because {it} gave up the tokens of trajectories that "
+                    f"cannot be drawn with this value, got {ours!r}"
                 )
         if config.sampling.capacity > (capacity := it.payloads.eligibility.capacity):
             raise ConfigError(
-                f"--set: sampling.capacity: at most {capacity}, as of the rows beyond the tokens have been given up, "
-                f"says {it}; got {config.sampling.capacity}"
+                f"--set: sampling.capacity must be at most {capacity}, because {it} gave up the tokens of trajectories "
+                f"beyond this capacity, got {config.sampling.capacity}"
             )
 
 

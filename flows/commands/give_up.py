@@ -52,7 +52,7 @@ def give_up(run: Run, keys: Sequence[str], *, why: str) -> Outcome:
         lost = find_lost(run, whole=True, progress=tell)
     if whole := [key for key in keys if key not in lost]:
         raise ConfigError(
-            f"KEY: {whole[0]} is not a lost or damaged shard of {run.name}; only what cannot be restored is given up"
+            f"KEY: {whole[0]} is not a lost or damaged shard of {run.name}: only such shards can be given up"
         )
     chosen = {key: lost[key] for key in keys or lost}
     if not chosen:

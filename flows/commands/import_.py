@@ -119,7 +119,7 @@ def _mapping(renamed: Sequence[str]) -> dict[str, str]:
     for text in renamed:
         field, separator, name = text.partition("=")
         if not (separator and name and field in FIELDS):
-            raise ConfigError(f"--map: FIELD=NAME with a field of {', '.join(FIELDS)}, got {text!r}")
+            raise ConfigError(f"--map: FIELD=NAME where FIELD is one of {', '.join(FIELDS)}, got {text!r}")
         if field in mapping:
             raise ConfigError(f"--map: {field} cannot be {mapping[field]!r} and {name!r}")
         mapping[field] = name
@@ -132,7 +132,9 @@ def _check_names(mapping: Mapping[str, str], files: Mapping[str, Sequence[Placed
     for (field, name), (file, rows) in product(mapping.items(), files.items()):
         if rows and not any(name in it.names for it in rows):
             said = ", ".join(map(repr, rows[0].names))
-            raise ConfigError(f"--map: no row of {file} has a {name!r} to be {field}; its first has {said}")
+            raise ConfigError(
+                f"--map: no row of {file} has {name!r}, which should become {field}; its first row has {said}"
+            )
 
 
 # --- what a run takes -------------------------------------------------------------------------------------------------
@@ -140,23 +142,23 @@ def _check_names(mapping: Mapping[str, str], files: Mapping[str, Sequence[Placed
 
 def _check_run(run: Run, config: Config, task: Task) -> None:
     if run.parent and run.parent.replays is not None:
-        raise ConfigError(f"RUN: {run.name} replays what {run.parent.run} recorded, and takes nothing else")
+        raise ConfigError(f"RUN: {run.name} replays what {run.parent.run} recorded: it cannot take other trajectories")
     if config.sync.lag is not None:
-        raise ConfigError(f"RUN: {run.name} goes in step with its searchers (sync.lag), and takes nothing else")
+        raise ConfigError(f"RUN: {run.name} has sync.lag set, so it takes only the rounds of its searchers")
     if isinstance(task, TakesTurns):
         raise ConfigError(
-            f"RUN: task {task.name!r} takes turns; of responses from elsewhere nobody says whose are which"
+            f"RUN: task {task.name!r} has several turns, and files do not say which tokens the policy wrote"
         )
     if config.objective.needs_values:
         raise ConfigError(f"RUN: objective {config.objective.name!r} needs values of steps, which files do not have")
     if newest_sync(run, chain(run)) == config.last_sync:
         last = config.training.steps
         raise ConfigError(
-            f"RUN: {run.name} has finished, nothing would admit them; `tba fork {run.name} --step {last} --no-start "
-            "--set training.steps=…` makes a run that goes on"
+            f"RUN: {run.name} has finished and cannot admit them: import into a fork, made by "
+            f"`tba fork {run.name} --step {last} --no-start --set training.steps=…`"
         )
     if not (has_prompts(run, "train") and Versions(run).reference()):
-        raise ConfigError(f"RUN: {run.name} has no prompts or no version 0 yet: its trainer stores them as it begins")
+        raise ConfigError(f"RUN: {run.name} has no prompts or no version 0 yet: its trainer stores them when it starts")
 
 
 def _counted_from(run: Run, config: Config, number: int | None) -> Version:
@@ -168,7 +170,7 @@ def _counted_from(run: Run, config: Config, number: int | None) -> Version:
     version = max(kept, key=lambda it: it.order, default=None) if number else reference
     if version is None:
         raise ConfigError(
-            f"--version: {run.name} keeps no version {number}; `tba sql {run.name} 'from versions'` has all"
+            f"--version: {run.name} keeps no version {number}; `tba sql {run.name} 'from versions'` lists all"
         )
     age = config.step_of_sync(max(newest_sync(run, spans), config.start.sync)) - versions.step(version)
     if config.sampling.max_age is not None and age > config.sampling.max_age:
@@ -190,7 +192,10 @@ def _new(run: Run, files: Iterable[File]) -> list[File]:
     told = [it.get("data") or {} for it in (read_events(run) if there else ()) if it["kind"] == IMPORTED]
     for it in told:
         if (file := there.get(it.get("key", ""))) and it.get("sha256") != file.sha256:
-            raise DataError(f"{file.name}: searcher {file.searcher} is another file already: import it with a row less")
+            raise DataError(
+                f"{file.name}: another file was imported under its number, {file.searcher}: remove a row and "
+                "import it again"
+            )
     return [file for key, file in reversed(once.items()) if key not in there]
 
 

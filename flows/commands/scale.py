@@ -48,15 +48,15 @@ def scale(run: Run, searchers: int) -> str:
 
 def _refuse(run: Run, config: Config, summary: Summary, searchers: int) -> None:
     if not 0 <= searchers <= MOST_SEARCHERS:
-        raise ConfigError(f"--searchers: between 0 and {MOST_SEARCHERS}, got {searchers}")
+        raise ConfigError(f"--searchers: must be between 0 and {MOST_SEARCHERS}, got {searchers}")
     if summary.state in ("finished", "stopping", "unreadable"):
-        raise ConfigError(f"run {run.name!r} is {summary.state}: searchers would be of no use to it")
+        raise ConfigError(f"run {run.name!r} is {summary.state}: its number of searchers cannot be changed")
     if run.inherits and run.inherits.replays:
         raise ConfigError(f"run {run.name!r} is a replay, which learns without searchers")
     if config.sync.lag is not None and searchers != config.search.searchers:
         raise ConfigError(
-            f"--searchers: the trainer waits for each of {config.search.searchers} where sync.lag is set, "
-            f"got {searchers}"
+            f"--searchers: must stay {config.search.searchers} if sync.lag is set, because the trainer waits for a "
+            f"round of each searcher, got {searchers}"
         )
 
 

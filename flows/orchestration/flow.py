@@ -107,7 +107,7 @@ def stand_by(run: Run) -> str | State[Any] | None:
     """Wait while another supervisor is alive. This happens when Prefect's server or a cluster wrongly took a supervisor
     for dead and started its flow run a second time. Return the result of the flow if the run has ended meanwhile, or
     None if the run now needs a supervisor."""
-    get_run_logger().info(f"{run.url} still has a living supervisor, of an earlier try: this one stands by")
+    get_run_logger().info(f"{run.url} still has a supervisor from an earlier try, which is alive: this one stands by")
     config = parse_known(run.config)
     while create.living_supervisor(run, config):  # each call waits for up to three renewal periods of the lease
         time.sleep(config.limits.lease_every)

@@ -28,16 +28,18 @@ _FILE_STYLE = Markup(
     ".line{fill:none;stroke-width:2.5;stroke-linejoin:round}.dot{stroke-width:8;stroke-linecap:round}.band{opacity:.16}"
     + "".join(f".l{n}{{stroke:{c}}}.d{n},.b{n}{{fill:{c}}}" for n, c in enumerate(_COLOURS))
 )
-"""The style of a chart that is a file of its own, always on white."""
+"""The style of a chart that is saved as its own file. Its background is always white."""
 
 Clock = tuple[Sequence[float], Sequence[float]]
-"""Steps, and the seconds that the trainer of a run had worked after each of them. Pauses between lives do not count."""
+"""The steps of a run, and for each step the seconds that the trainer had worked by its end. Pauses between lives of the
+trainer do not count."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named line. `marked` also shows each point, with its value on hovering. `errors` makes a band around the
-    points, so far to either side. `run` is the number of the run on a page about several."""
+    """A named line. If it is `marked`, each point is shown too, with its value on hovering. `errors` has, for each
+    point, the height of the band above and below the point. `run` is the number of the run that the line belongs to, on
+    a page about several runs."""
 
     name: str
     points: Sequence[tuple[float | None, float | None]] = field(repr=False)
@@ -47,7 +49,7 @@ class Series:
 
 
 class _Point(NamedTuple):
-    """A value of a line, and the band around the value."""
+    """A point of a line, from `low` to `high` if the line has a band."""
 
     x: float
     low: float
@@ -60,7 +62,7 @@ _Line = tuple[Series, list[_Point]]
 
 @dataclass(frozen=True)
 class _Shape:
-    """A line in one degree of detail, as SVG writes its coordinates."""
+    """The coordinates of a line, its band and its marked points, at one level of detail, as SVG text."""
 
     line: str
     band: str
@@ -69,7 +71,8 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Curve:
-    """A line with its name and colour, first as the whole chart shows the line, then as a zoomed chart does."""
+    """A line as a chart draws it. `shapes` has the line with few points for the whole chart and, if the chart can be
+    zoomed, also with more points."""
 
     name: str
     key: str
@@ -86,7 +89,8 @@ class _Tick:
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis of a picture: the coordinates at its ends, the numbers beside it, and the unit of coordinates."""
+    """An axis: the coordinates of its ends, the numbers written beside it, and the unit by which values are divided to
+    make coordinates."""
 
     low: float
     high: float
@@ -96,7 +100,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """Everything in the picture of a chart. All drawings with the same `linked` name are zoomed together."""
+    """Everything in the picture of a chart. Drawings with the same `linked` name are zoomed together."""
 
     x_name: str
     x: _Axis
@@ -106,15 +110,15 @@ class _Drawing:
     linked: str = ""
     left: int = 52
     top: int = 10
-    width: int = 396  # of the plot, as the height
+    width: int = 396  # width and height of the plot without its axes
     height: int = 184
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart. A horizontal line goes across it at `level`, with at least `room` above and below. Lines that are
-    `shared` by the charts of a page, one of each run, have one colour in all charts and are hidden in all of them
-    together."""
+    """A line chart. If `level` is set, a horizontal line is drawn there, with at least `room` above and below it. If
+    `shared` is true, every chart of the page has one line of each run: a run then has the same colour in all charts,
+    and hiding its line hides it in all charts."""
 
     title: str
     series: Sequence[Series]
@@ -125,8 +129,8 @@ class Chart:
     shared: bool = False
 
     def figure(self, clocks: Sequence[Clock] = ()) -> Markup:
-        """Return the chart as a figure; empty text if no series has a point. The clocks of the runs add details for
-        zooming, and a second drawing over time."""
+        """Return the chart as HTML; empty text if no series has a point. With the clocks of the runs, the chart can be
+        zoomed, and has a second drawing with time instead of steps."""
         lines = self._lines()
         if not lines:
             return Markup()
@@ -196,13 +200,13 @@ def _finite_points(series: Series) -> list[_Point]:
 
 
 def _unit(clocks: Sequence[Clock]) -> tuple[int, str]:
-    """Return how many seconds the unit of time has in which the longest run is shown, and its name."""
+    """Return the unit of time that suits the longest run, as its number of seconds and its name."""
     longest = max(seconds[-1] for _, seconds in clocks)
     return next((size, name) for most, size, name in _UNITS if longest < most)
 
 
 def _over_time(points: Sequence[_Point], clock: Clock, unit: int) -> list[_Point]:
-    """Return points at the time of their steps. Between steps of the clock, time passes in proportion."""
+    """Return the points with times in place of steps. Times between two steps of the clock are interpolated."""
     times = np.interp([point.x for point in points], *clock) / unit
     return [point._replace(x=float(time)) for point, time in zip(points, times, strict=True)]
 
@@ -245,15 +249,16 @@ def _ticks(low: float, high: float, wanted: int) -> list[float]:
 
 
 def _coordinate_unit(height: float) -> float:
-    """Return a power of ten that makes coordinates of values neither tiny nor huge. Browsers take sizes below one in a
-    million for zero."""
+    """Return the power of ten by which values are divided to make coordinates that are neither tiny nor huge. Browsers
+    treat sizes below one in a million as zero."""
     exponent = math.floor(math.log10(height))
     return 1.0 if -1 <= exponent <= 6 else 10.0**exponent
 
 
 def _widened(values: Sequence[float], least_share: float, least: float = 0.0) -> tuple[float, float]:
-    """Return the range of some values. A range that is too small to be drawn is widened: `least` or less, or the share
-    `least_share` of its values or less. Browsers compute coordinates with seven digits."""
+    """Return the lowest and the highest value, further apart if the range is too small to be drawn: at most `least`, or
+    at most the share `least_share` of the largest absolute value. Browsers compute coordinates with only seven
+    digits."""
     low, high = min(values), max(values)
     if high - low > max(least, least_share * max(abs(low), abs(high))):
         return low, high

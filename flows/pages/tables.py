@@ -12,7 +12,8 @@ Row = tuple[Any, ...]
 
 
 class Excerpt(NamedTuple):
-    """The rows of a table that a page shows, each with the class of its row in the style sheet."""
+    """The first and the last rows of a table, each with the style sheet class of the row, and how many rows between
+    them are left out."""
 
     first: list[tuple[Row, str]]
     left_out: int
@@ -42,7 +43,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """True for each column with a number in it: the column is then aligned to the right."""
+        """For each column, True if it contains a number: the column is then aligned to the right."""
         return [any(isinstance(row[place], int | float) for row in self.rows) for place in range(len(self.columns))]
 
     def excerpt(self, classes: Sequence[str] = ()) -> Excerpt:

@@ -15,9 +15,9 @@ KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it compu
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}
-"""How many numbers a layer keeps per token for the backward pass, as multiples of the hidden and of the intermediate
-size. `whole`: the layer computes in the type of its weights. `lowered`: its weights are float32 and it computes in
-bfloat16. Counted on Llama and Qwen2."""
+"""The numbers that a layer keeps per token for the backward pass: so many times the hidden size, and so many times the
+intermediate size. `whole`: the layer computes in the type of its weights. `lowered`: its weights are float32 and it
+computes in bfloat16. The values were counted on Llama and Qwen2."""
 _CHECKPOINTED = 2  # multiples of the hidden size that a layer keeps per token if it computes the rest again
 
 
@@ -34,7 +34,7 @@ class Model:
 
 
 def describe(config: Config) -> str:
-    """Describe the memory of each of the trainer's GPUs, or of the whole trainer if it has a single rank."""
+    """Describe the memory that each rank of the trainer needs."""
     ranks, parts, beside = config.training.ranks, held(config), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
     on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""
@@ -71,7 +71,7 @@ def activations(config: Config, model: Model, tokens: int) -> int:
 
 
 def held(config: Config) -> dict[str, float]:
-    """Return the bytes per parameter of the policy that the trainer holds, by purpose."""
+    """Return, by purpose, the bytes that the trainer holds per parameter of the policy."""
     size, objective = _BYTES[config.model.dtype], config.objective
     if config.model.lora_rank:  # the adapters are small beside the base, and are not counted
         parts: dict[str, float] = {"weights": size}
@@ -88,15 +88,16 @@ def held(config: Config) -> dict[str, float]:
 
 
 def moments_of(config: Config) -> float:
-    """Return the bytes per parameter of the optimizer's moments. In 8 bits, rows are assumed to consist of whole blocks
-    of 256 numbers, and small tensors, which keep full precision, are not counted."""
+    """Return the bytes of optimizer state per parameter. For 8 bits, this assumes that rows consist of whole blocks of
+    256 numbers, and ignores small tensors, which keep full precision."""
     if config.training.optimizer == "adamw-8bit":
         return 2 * (1 + 4 / 256)
     return 2 * _BYTES[config.model.dtype]
 
 
 def on_host(config: Config) -> float:
-    """Return the bytes of moments per parameter that are kept in main memory and not on GPUs, summed over all ranks."""
+    """Return the bytes of optimizer state per parameter that are in main memory and not on GPUs, summed over all
+    ranks."""
     if config.training.optimizer != "adamw-on-host" or config.model.device == "cpu" or config.model.lora_rank:
         return 0
     return moments_of(config) * (2 if _learns_values(config) else 1)

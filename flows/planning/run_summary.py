@@ -60,7 +60,7 @@ class _Listed(NamedTuple):
 
 
 def _summary_at(url: str) -> _Listed | None:
-    """Return None if the folder is not a run."""
+    """Return the summary of the run at a URL; None if there is no run."""
     name = url.rpartition("/")[2]
     try:
         run = Run.open(url)
@@ -152,7 +152,7 @@ def living(leases: list[Lease], silent_after: float) -> list[Lease]:
 
 
 def newest_sync(run: Run, spans: list[Span]) -> int:
-    """The newest sync whose ledger is stored."""
+    """Return the newest sync of the chain `spans` whose ledger is stored; 0 if there is none."""
     names = [layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS)]
     return max((name.number for name in names if name and accepts(spans, name)), default=0)
 

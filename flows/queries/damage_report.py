@@ -25,34 +25,34 @@ def damage_of(con: duckdb.DuckDBPyConnection) -> list[Damage]:
 
 
 def damage_by(queries: QueryProcess) -> list[Damage]:
-    """Return the same for the run that a query process has read."""
+    """Return the damaged and missing objects that the views of a query process leave out."""
     _, rows = queries.ask("rows", query="select key, problem from damage", parameters=())
     return [Damage(*decode_row(row)) for row in rows]
 
 
 def warn(run: Run, con: duckdb.DuckDBPyConnection) -> list[Damage]:
-    """Print a warning if the views leave out damaged or missing objects, and return these."""
+    """Print a warning if the views leave out damaged or missing objects. Return these objects."""
     damage = damage_of(con)
     warn_of(run, damage)
     return damage
 
 
 def warn_of(run: Run, damage: Sequence[Damage]) -> None:
-    """Print a warning on standard error, if there is damage. Standard output stays free for the command's output."""
+    """Print a warning on standard error if there is damage. Standard output has only the output of the command."""
     if damage:
         print(f"warning: {in_words(run, damage)}", file=sys.stderr)
 
 
 def is_inside_an_object(error: Exception) -> bool:
-    """Return True if a query failed on a damaged object that the views did not leave out. They can miss damage:
-    beyond a bound, files are compared with their records by size only."""
+    """Return True if a query failed on a damaged object that the views did not leave out. This happens because some
+    files are compared with their records by size only."""
     message = str(error)
     return "arrow_scan" in message and "Failed to open local file" not in message
 
 
 def culprits(run: Run, error: Exception) -> str:
-    """If an error comes from an object that is damaged inside, read the whole run to find the damaged objects, and
-    return words that name them. Later connections leave these objects out. Return an empty string for other errors."""
+    """If an error comes from an object that is damaged inside, read the whole run, and return words that name all
+    damaged objects. After that, new connections leave these objects out. Return an empty string for other errors."""
     if not is_inside_an_object(error):
         return ""
     with connect(run, thorough=True) as con:
@@ -61,7 +61,8 @@ def culprits(run: Run, error: Exception) -> str:
 
 
 def refusal(run: Run, error: Exception) -> TBAError:
-    """Return the error for a query that failed: the query is wrong, or the objects that it names are damaged."""
+    """Return the error for a query that failed: ConfigError if the query is wrong, Damaged if an object is damaged
+    inside."""
     at_fault = culprits(run, error)
     return Damaged(explain(error) + at_fault) if at_fault else ConfigError(explain(error))
 

@@ -39,7 +39,7 @@ class QueryProcess:
         return self._child is not None
 
     def start(self, progress: Tell | None = None) -> None:
-        """Start the process and let it read the run, unless it is running already."""
+        """Start the process, which then reads the run. Do nothing if the process is running already."""
         if self._child is None:
             self._child = child = _Child([*COMMAND, "--run", self._url])
             if self._closed:  # another thread may have called `close` just now
@@ -48,7 +48,8 @@ class QueryProcess:
             self._on_start()
 
     def refresh(self, progress: Tell | None = None) -> None:
-        """Let the process read the run again. If this fails, the process keeps what it read before."""
+        """Make the process read the run again. If reading fails, raise the error; what the process read before stays in
+        use."""
         if self._child is None:
             self.start(progress)
         else:
@@ -56,9 +57,10 @@ class QueryProcess:
             self._on_start()
 
     def ask(self, what: str, *, seconds: float | None = None, write: Write | None = None, **arguments: Any) -> Any:
-        """Send the order `what` to `flows.queries.query_worker` and return its answer. `write` gets the text of the
-        answer, piece by piece. Raise TooLong after `seconds`. If the query does not react to this limit or to Ctrl-C,
-        the process is killed."""
+        """Send an order to the query process: `what` names an order of `flows.queries.query_worker`, and `arguments`
+        are its arguments. Return the answer. If the answer comes as text, `write` is called with each piece of it.
+        Raise TooLong if the query takes more than `seconds`. If the query does not end when it is interrupted, by this
+        limit or by Ctrl-C, the process is killed."""
         self.start()
         return self._exchange(what, seconds=seconds, write=write, **arguments)
 
@@ -111,8 +113,8 @@ class QueryProcess:
 
 
 class _Child:
-    """One life of the process, and a thread that starts the process and reads its messages. The thread lives as long as
-    the process, because Linux kills the process when the thread that started it ends."""
+    """One child process, with a thread that starts it and reads its messages. The thread lives as long as the process,
+    because Linux kills the process when the thread that started it ends."""
 
     def __init__(self, command: Sequence[str]):
         self.is_busy = False
@@ -155,8 +157,8 @@ class _Child:
             self._child.send(order)
 
     def answer(self, seconds: float | None, write: Write, progress: Tell) -> Any:
-        """Read messages until the answer to the current order. Raise TimeoutError `seconds` after the query has begun.
-        The time in which a database is created for it does not count."""
+        """Read messages until the answer to the current order arrives, and return it. Raise TimeoutError if the query
+        runs longer than `seconds`. The time that it takes to create a database for the query does not count."""
         end = None if seconds is None else time.monotonic() + seconds + _PREPARES
         while True:
             message = self._next(end)
@@ -206,7 +208,7 @@ class _Child:
 
 
 def print_answer(queries: QueryProcess, query: str, form: str, *, must_have_rows: bool = False) -> None:
-    """Print the rows of the last statement while they arrive."""
+    """Print the rows of the query's last statement as they arrive."""
     width = shutil.get_terminal_size((160, 40)).columns
     queries.ask(
         "write",

@@ -28,9 +28,9 @@ from tba.runtime.child import end_with_parent
 from tba.runtime.messages import receive, send, take_pipes
 
 OF_PAGES = Bounds(text=1_000_000, items=1_000_000, whole=128_000_000)
-"""Bounds for queries that a page makes itself: it shows long texts and all tokens."""
+"""Bounds for queries of the pages themselves, which show long texts and all tokens."""
 OF_READERS = Bounds(text=10_000, items=1_000, whole=8_000_000)
-"""Bounds for queries that a reader types: the page shows only the first line of each value."""
+"""Bounds for queries that a reader types, of which a page shows only the first line of each value."""
 
 _AT_A_TIME = 64  # rows that are converted to Python objects at a time
 _PIECE = 1 << 18  # maximum characters of a message
@@ -44,8 +44,8 @@ class _Interrupted(Exception): ...
 
 
 class Worker:
-    """Carries out orders on one run. What a query of `write` creates, such as a table, stays for the next `write`.
-    Queries of `answer` do not see it."""
+    """Carries out orders on one run. A table that a query of `write` creates can be used by later queries of `write`,
+    but not by queries of `answer`."""
 
     def __init__(self, url: str, say: Say):
         self._url = url
@@ -94,12 +94,12 @@ class Worker:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read the run, unless it has been read."""
+        """Read the run, unless this has been done already."""
         if self._kept is None:
             self.refresh()
 
     def refresh(self) -> None:
-        """Read the run again. If this fails, keep what was read before."""
+        """Read the run again. If reading fails, raise the error; what was read before stays in use."""
         stored = read_stored(Run.open(self._url), progress=self._progress)
         before, self._stored, self._kept = (self._kept, self._spare), stored, stored.connect()
         self._spare = None
@@ -198,7 +198,7 @@ def _limit_memory(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _held() -> int:
-    """Return the bytes that already count against the limit. Libraries reserve more than they use."""
+    """Return the bytes that already count against the memory limit. Libraries reserve more memory than they use."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmData:"):

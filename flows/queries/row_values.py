@@ -27,7 +27,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Other:
-    """A value of a type that is not kept: only its texts for display are."""
+    """A value of a type that is not transferred. Only the texts that display it are."""
 
     text: str
     representation: str

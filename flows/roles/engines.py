@@ -27,7 +27,7 @@ class Engine(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How a role samples, as far as this decides whether vLLM can serve the role."""
+    """What matters of a role's sampling for the question whether vLLM can serve the role."""
 
     lowest: float  # lowest sampling temperature
     highest: float  # highest sampling temperature
@@ -80,8 +80,8 @@ def _starting(engine: VLLMEngine, events: Events) -> Iterator[int]:
 
 
 def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) -> Engine:
-    """Return the engine that generates, and why. Raise ConfigError if the settings demand an engine that cannot be
-    used. `installed` says whether vLLM is."""
+    """Return the engine that generates, and the reason. Raise ConfigError if the settings demand an engine that cannot
+    be used. `installed` says whether vLLM is installed."""
     wanted = config.engine.name
     against = ""
     if not installed:

@@ -13,7 +13,7 @@ from tba.config import AlarmsConfig
 
 @dataclass
 class _Course:
-    """The progress of a role so far. Moments are those of `time.monotonic`."""
+    """How far a role has got, and since when. All times are those of `time.monotonic`."""
 
     life: int
     far: float  # how far the role has got, see `how_far`
@@ -72,7 +72,8 @@ class OperatingAlarms:
         return course
 
     def _newest_version(self, seen: Mapping[str, Seen]) -> float | None:
-        """Return the newest version that searchers could use: the last that the trainer has published, less the lag."""
+        """Return the newest version that searchers could use: the newest that the trainer has published, minus the
+        lag."""
         version = seen["trainer"].lease.progress.get("version") if "trainer" in seen else None
         return None if version is None else version - self.lag
 

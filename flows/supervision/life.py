@@ -8,7 +8,7 @@ from flows.supervision.processes import FAILED, FINISHED, STOPPED, Role
 FAILED_WHY = "failed: "  # the wanted state of a run that has failed gives a reason that begins with this
 ENDINGS = {"run-finished"}  # kinds of events that people are notified of although nothing is wrong
 CLOSED = {"finished": FINISHED, "stopped": STOPPED, "failed": FAILED}
-"""The statuses of a lease with which a role says that it has ended, and the exit code that goes with each."""
+"""The lease statuses of a role that has ended, each with the exit code that it stands for."""
 
 
 class Life(Protocol):
@@ -50,7 +50,8 @@ class Launcher(Protocol):
     end_grace: float
     """Seconds between `terminate` and `kill`, and from `kill` until a life is given up as lost."""
     last_word_after: float
-    """Seconds after which a closed lease alone proves that its life has ended, without an exit code."""
+    """Number of seconds after which a closed lease counts as proof that its life has ended, even without an exit
+    code."""
 
     def start(self, role: Role, number: int) -> Life:
         """Start a life of the role. Raise NotNow, with the reason, if this is not possible at the moment."""

@@ -56,16 +56,16 @@ class RoleKeeper:
             self._start(w)
 
     def drain(self, w: Watched) -> None:
-        """Make a searcher that is not wanted any more end. The searcher reads this in the wanted state by itself, on
-        any machine. It gets a signal only if it does not react: on another machine, SIGTERM leaves it less time than a
-        round may take."""
+        """Make a searcher end that is not wanted any more. The searcher, on any machine, reads in the wanted state that
+        it has to stop. It gets a signal only if it does not react: on another machine, SIGTERM would leave it less time
+        than a round may take."""
         self.bury_ended(w)
         if not self.roles.is_alive(w):
             self.bury_adopted(w)
             w.forget()
         elif w.draining is None:
             w.draining = Draining(self.limits, self.launcher.end_grace)
-            too_many = f"one too many of {self.roles.state.searchers}"
+            too_many = f"the run wants only {self.roles.state.searchers} searcher(s)"
             why = DONE_LEARNING if self.roles.has_learned() else too_many
             self.tell("role-draining", f"{w.name} is asked to stop: {why}", **w.about)
         elif number := w.draining.due_signal(self.roles.lease_of(w)):

@@ -16,9 +16,10 @@ from storage.runs.leases import Lease
 from tba.config import LimitsConfig
 
 SAFETY = 2.0
-"""A role that makes no progress gets this many times the seconds that it says it needs."""
+"""A role may spend this many times the seconds that it says it needs without making progress."""
 MOST = 4.0
-"""A role that keeps making progress gets in all at most this many times the longest of these waits."""
+"""A role that keeps making progress gets in all at most this many times the longest time that it may spend without
+progress."""
 INSIST_EVERY = 5.0  # seconds between two kills of a life that hangs
 HEARD = "stopping"  # the status of a role that knows that it is to stop begins with this word
 
@@ -43,9 +44,9 @@ def forecast(seen: Mapping[str, Seen]) -> str:
 
 
 class Patience:
-    """The wait for one role that was asked to stop. It lasts `least` seconds, or SAFETY times the seconds that the role
-    says it needs if that is longer. It starts over whenever the role makes progress. In all it lasts at most MOST times
-    the longest such wait, and never more than `limit` seconds."""
+    """How long to wait for one role that was asked to stop. The role may spend `least` seconds without progress, or
+    SAFETY times the seconds that it says it needs if that is longer. This time starts anew whenever the role makes
+    progress. The whole wait lasts at most MOST times the longest such time, and never more than `limit` seconds."""
 
     def __init__(self, least: float, *, silent_after: float, limit: float | None = None):
         self.least, self.silent_after, self.limit = least, silent_after, limit
@@ -68,7 +69,7 @@ class Patience:
 
     @property
     def seconds(self) -> float:
-        """How many seconds the role gets in all, if it makes no more progress."""
+        """How many seconds the whole wait lasts if the role makes no more progress."""
         most = min(self.moved - self.began + self.allowed, MOST * self.longest)
         return most if self.limit is None else min(most, self.limit)
 
@@ -78,8 +79,8 @@ class Patience:
 
 
 class Stopping:
-    """The patience with each role of a run that was asked to stop. `limit` is the maximum in seconds, whatever the
-    roles say; None if there is no limit from outside."""
+    """How long to wait for each role of a run that was asked to stop. `limit` is the maximum in seconds, whatever the
+    roles say; None means no maximum."""
 
     def __init__(self, limits: LimitsConfig, limit: float | None = None):
         self.limits, self.limit = limits, limit
@@ -103,7 +104,7 @@ class Stopping:
 
 
 def patience(limits: LimitsConfig, limit: float | None = None) -> Patience:
-    """Return the patience with a role that is asked to stop now."""
+    """Return the `Patience` with a role that is asked to stop now."""
     least = limits.stop_grace if limit is None else min(limits.stop_grace, limit)
     return Patience(least, silent_after=limits.silent_after, limit=limit)
 
@@ -143,13 +144,13 @@ class RepeatedKill:
 
 
 class Wait(Protocol):
-    """How long one rung of the stop ladder waits for each role."""
+    """How long one step of the stop ladder waits for each role."""
 
     def is_over(self, role: str, seen: Seen | None) -> bool: ...
 
 
 class FixedWait:
-    """A wait of the same number of seconds for every role. It begins with the first call of `is_over`."""
+    """A wait of the same number of seconds for every role. It begins when `is_over` is first called."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -167,17 +168,18 @@ class Rung(NamedTuple):
 
 
 class StopLadder:
-    """The steps by which all roles of a run are stopped: they are asked, then sent SIGTERM, then SIGKILL. Each rung
-    ends when no role is left, and at the latest when its wait is over. The first wait is as long as the roles say they
-    need. `within` is the number of seconds until the supervisor is killed; the waits are shortened to fit into it."""
+    """The steps by which all roles of a run are stopped: first they are asked to stop, then they get SIGTERM, then
+    SIGKILL. Each step ends when all roles have ended or have used up the time of that step. The first step lasts as
+    long as the roles say they need. `within` is the number of seconds until the supervisor itself is killed; the times
+    are shortened to fit into it."""
 
     def __init__(self, limits: LimitsConfig, end_grace: float, within: float | None = None):
         self.patience = Stopping(limits, None if within is None else 0.7 * within)
         self.end_grace = end_grace if within is None else min(end_grace, 0.2 * within)
 
     def rungs(self, was_asked: bool) -> Iterator[Rung]:
-        """Yield the rungs. If the wanted state could not be written (`was_asked` is False), the ladder begins with
-        SIGTERM, and the long wait follows that."""
+        """Yield the steps. If the roles could not be asked, because the wanted state could not be written (`was_asked`
+        is False), the first step is SIGTERM, and the long wait follows it."""
         if was_asked:
             yield Rung(None, self.patience)
         yield Rung(signal.SIGTERM, FixedWait(self.end_grace) if was_asked else self.patience)

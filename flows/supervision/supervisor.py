@@ -175,7 +175,7 @@ class Supervisor:
         return True
 
     def await_ends(self, wait: Wait) -> None:
-        """Return when every role has ended, or when the wait for each living role is over."""
+        """Return when each role has either ended or used up the time that `wait` gives it."""
         roles = self.roles
         while True:
             for w in roles.watched.values():

@@ -36,7 +36,8 @@ class Started:
 
     life: Life
     life_before: int
-    """The life number in the lease when this life was started. A higher number in the lease is this life."""
+    """The life number in the role's lease when this life was started. A lease with a higher number belongs to this
+    life."""
     since: float
     told_waiting: bool = False  # an event has reported that this life has not begun yet
     kill: RepeatedKill | None = None  # set once the life hangs
@@ -47,8 +48,8 @@ class Started:
 
 @dataclass
 class Elsewhere:
-    """A life that this supervisor has not started holds the lease of the role. The life is adopted once it renews the
-    lease."""
+    """The lease of the role is held by a life that this supervisor has not started. The supervisor adopts the life once
+    it renews the lease."""
 
     first_seen: tuple[int, int]  # life and counter of the lease
     is_adopted: bool = False
@@ -75,7 +76,7 @@ class Watched:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The data of an event about this role."""
+        """The fields that each event about this role has in its data."""
         return {"of": self.name, "life": self.number}
 
     @property
@@ -98,16 +99,16 @@ class Watched:
         self.number = life.number
 
     def refuse(self, reason: str, now: float, again_in: float) -> tuple[float, bool]:
-        """Note that the launcher cannot start the role. Return for how many seconds this has been so, and whether the
-        reason is new."""
+        """Note that the launcher cannot start the role. Return for how many seconds it has been unable to, and whether
+        the reason is new."""
         before = self.state if isinstance(self.state, Absent) else Absent()
         since = now if before.refused_since is None else before.refused_since
         self.state = Absent(reason, since, now + again_in)
         return now - since, reason != before.refusal
 
     def follow(self, lease: Lease) -> bool:
-        """Note a lease that a life renews which this supervisor has not started. Return True if this adopts the
-        life."""
+        """Note the lease of a life that this supervisor has not started. Return True if the life has just been adopted,
+        because it has renewed the lease."""
         mark = (lease.life, lease.counter)
         if not isinstance(self.state, Elsewhere):
             self.state = Elsewhere(mark)
@@ -117,7 +118,7 @@ class Watched:
         return True
 
     def end(self) -> None:
-        """Note that the life of the role has ended. Nothing changes if there was none."""
+        """Note that the current life of the role has ended. Do nothing if no life is known."""
         if not isinstance(self.state, Absent):
             self._change(Absent())
 
@@ -125,7 +126,7 @@ class Watched:
         self._change(Finished())
 
     def forget(self) -> None:
-        """Note that a role that is not wanted has ended. If it is wanted again later, it starts afresh."""
+        """Note that a role that is not wanted has ended. If the role is wanted again later, a new life is started."""
         self._change(Absent())
 
     def _change(self, state: Absent | Started | Elsewhere | Finished) -> None:

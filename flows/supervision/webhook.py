@@ -116,7 +116,7 @@ def open_webhook(run: Run) -> Webhook | NoWebhook:
 
 
 def address_of_webhook() -> str | None:
-    """Return the address in the environment, or None. Raise ConfigError if it is not an HTTP URL."""
+    """Return the URL in $TBA_WEBHOOK, or None if it is not set. Raise ConfigError if it is not a valid HTTP URL."""
     address = os.environ.get(VARIABLE)
     try:
         parts = urlsplit(address or "")
@@ -124,5 +124,5 @@ def address_of_webhook() -> str | None:
     except ValueError:
         is_one = False
     if address and not is_one:
-        raise ConfigError(f"${VARIABLE}: must be an address that begins with http:// or https://")
+        raise ConfigError(f"${VARIABLE}: must be a URL with http or https, a host and, if given, a valid port")
     return address

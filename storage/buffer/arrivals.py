@@ -28,7 +28,7 @@ from storage.runs.run import Run
 from tba.errors import Damaged, StorageError
 
 SMALL = 1000
-"""A folder with fewer shards is listed at every look. One answer of S3 has as many names."""
+"""Folders with fewer shards than this are listed at every look. One answer of S3 lists this many names."""
 
 _LARGEST = 2**31 - 1  # a seq is a column of 32 bits
 
@@ -56,7 +56,7 @@ class Seqs:
 
     @property
     def end(self) -> int:
-        """1 more than the last seq; 0 for an empty set."""
+        """The number after the last seq; 0 for an empty set."""
         return self._ends[-1] if self._ends else 0
 
     def add(self, seq: int) -> None:
@@ -79,8 +79,9 @@ class Seqs:
 
 
 class Arrivals:
-    """The shards of a run that no record names yet. `look` finds and refuses shards. Once a record admits or refuses
-    them, `settle` forgets them for good. `check` raises Damaged for a shard that cannot be admitted."""
+    """The shards of a run that no record names yet. `look` finds shards and refuses those that are faulty. Call
+    `settle` for the shards that a record admits or refuses: they are forgotten for good. `check` is called with the
+    rows of a shard, and raises Damaged if they cannot be admitted."""
 
     def __init__(self, run: Run, payloads: Payloads, check: Callable[[pa.Table], None]):
         self.run, self.payloads, self.check = run, payloads, check
@@ -128,8 +129,8 @@ class Arrivals:
                 yield from self._from(searcher, self._settled[searcher].first_missing)
 
     def _following(self, searcher: int, seq: int) -> Iterator[str]:
-        """Yield the keys of the shards from `seq` on, up to the first gap if the store is a disk. A folder on a disk
-        cannot be listed from a name on, but asking for single names is fast."""
+        """Yield the keys of the shards from `seq` on; in a local store, only up to the first gap. A local folder cannot
+        be listed from a given name on, but asking for single names is fast."""
         if self.run.store.local_path(layout.TRAJECTORIES[:-1]) is None:
             yield from self._from(searcher, seq)
             return
@@ -147,8 +148,8 @@ class Arrivals:
                 yield entry.key
 
     def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield keys with the bytes of their objects. Several objects are read at the same time. If that fails, each is
-        read by itself."""
+        """Yield keys with the bytes of their objects. Several objects are read at the same time. If this fails, the
+        objects are read one by one."""
         for start in range(0, len(keys), SIDE_BY_SIDE):
             batch = keys[start : start + SIDE_BY_SIDE]
             try:

@@ -27,16 +27,16 @@ class BranchQueues:
         self._seed, self._slots = seed, slots
 
     def admit(self, recent: np.ndarray, prompts: int) -> None:
-        """Admit the prompts of a record. `recent` has their numbers in ascending order; `prompts` is the number of all
-        prompts including them."""
+        """Add the prompts of a record. `recent` has the numbers of these prompts in ascending order; `prompts` is the
+        number of all prompts that the index then has."""
         prioritised = self.by_branch["prioritised"]
         prioritised.add(np.arange(len(prioritised.prompts_P), prompts))
         self.by_branch["recent"] = Queue()
         self.by_branch["recent"].add(recent)
 
     def judge(self, prompts_P: np.ndarray, pool: Pool, first_recent: int) -> None:
-        """Update the queues for these prompts, whose rows have changed. Find which of them have nothing to draw now,
-        and which are too easy or too hard. The rows of the newest record begin at `first_recent`."""
+        """Update the queues for these prompts, whose rows have changed: find which prompts have nothing to draw now,
+        and whose mean reward is outside the bounds. The rows of the newest record begin at the place `first_recent`."""
         if pool.max_age is not None:
             newest_P = pool.newest_places(prompts_P.tolist())
             self.by_branch["prioritised"].pass_over(prompts_P, newest_P < 0)
@@ -48,7 +48,8 @@ class BranchQueues:
                 queue.hold_back(prompts_P, outside_P)
 
     def without_bounds(self) -> set[Branch]:
-        """Return the branches that draw from all of their prompts because none is within the bounds."""
+        """Return the branches that draw from all of their prompts, because none of these prompts is within the
+        bounds."""
         return {branch for branch, queue in self.by_branch.items() if queue.has_none_left}
 
     def turns(self, step: int) -> Turns:
@@ -89,8 +90,8 @@ class BranchQueues:
         return {branch: queue.state() for branch, queue in self.by_branch.items()}
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore what `state` returned after the same records. Raise Damaged, naming the queue, if a state is not of
-        these records."""
+        """Restore the result of `state`. Raise Damaged, naming the queue, if a state does not belong to the same sync
+        records."""
         for branch, queue in self.by_branch.items():
             try:
                 queue.restore(states[branch])

@@ -1,9 +1,10 @@
-"""The index of a replay buffer: light columns of all rows that can be drawn, in memory, and the SQL that draws them.
+"""The index of a replay buffer: the light columns of all rows that can be drawn, in memory, and the SQL that draws from
+them.
 
-The index is extended record by record. A record changes only the prompts that it brings. Of rows with equal content,
-the newest in the order (sync, searcher, seq, row) stays, and then as many rows as each prompt has room for, as
-`storage.buffer.index_rows` says. The log keeps everything. The content of the index follows from the records alone,
-whether they were applied one by one or after a restart.
+The index is extended record by record. A record changes only the prompts of which it has rows. Of rows with equal
+content, only the newest in the order (sync, searcher, seq, row) can be drawn, and only as many rows of a prompt as it
+has room for; see `storage.buffer.index_rows`. All other rows stay in the log. The content of the index follows from the
+records alone, whether they were applied one by one or after a restart.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,8 +66,8 @@ class Index:
             raise Damaged(f"it does not fit the index ({str(error).splitlines()[0]})") from None
 
     def extend(self, sync: int, shards: Sequence[tuple[str, pa.Table]], *, step: int) -> None:
-        """Admit the shards of a record, in order. Each is named searcher/seq and has at least the columns `COLUMNS`.
-        `step` is the step that the record follows."""
+        """Admit the shards of a record, in order. Each shard is given by its name searcher/seq and a table with at
+        least the columns `COLUMNS`. `step` is the step that the record follows."""
         self._grow_old(step + 1)
         if not shards:
             return
@@ -82,14 +83,14 @@ class Index:
         self.branches.judge(recent, self.pool, self.first_recent)
 
     def _grow_old(self, step: int) -> None:
-        """Stop drawing rows that are too old for a step, and so for all later steps."""
+        """Exclude the rows that are too old for this step, and so for all later steps, from draws."""
         prompts_P = self.pool.grow_old(step)
         if len(prompts_P):
             self.branches.judge(prompts_P, self.pool, self.first_recent)
 
     def count_young(self, step: int, arrived: Iterable[pa.Table]) -> int:
-        """Count the admitted and the arrived rows whose age at a step will be within the bound. Copies, and rows for
-        which their prompt has no room, count too."""
+        """Count the admitted and the arrived rows whose age at a step will be within the bound. Copies of rows, and
+        rows for which their prompt has no room, are counted too."""
         count = self.pool.count_young(step)
         for table in arrived:
             versions, which_N = _versions(table)
@@ -136,7 +137,7 @@ class Index:
         return draws
 
     def _lay(self, turns: Turns) -> None:
-        """Fill the tables that the sampler reads with their content at the step of these turns."""
+        """Fill the tables that the sampler reads with the content that they have at the step of these turns."""
         tables = {
             "turns": lambda: turns_table(turns, self.pool.prompt_ids),
             "front": lambda: self.pool.table_of(sorted({*turns["recent"], *turns["prioritised"]})),
@@ -184,7 +185,7 @@ class Index:
         return self.branches.state()
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore what `queues` returned after the same records."""
+        """Restore the result of `queues` after the same records."""
         self.branches.restore(states)
 
 

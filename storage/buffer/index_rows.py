@@ -30,7 +30,7 @@ Columns = dict[str, np.ndarray]
 
 
 class Growing:
-    """Columns of numbers that grow at their end."""
+    """A table of numbers to which rows can be appended."""
 
     def __init__(self, types: Mapping[str, str], piece: int):
         self.types, self.piece = types, piece
@@ -54,7 +54,7 @@ class Growing:
             self.rows += n
 
     def take(self, places_N: np.ndarray, names: Sequence[str] = ()) -> Columns:
-        """Return the rows at these places, with these columns or all."""
+        """Return the rows at these places, with the named columns, or with all columns if no name is given."""
         piece_N, within_N = np.divmod(places_N, self.piece)
         columns = {name: np.empty(len(places_N), self.types[name]) for name in names or self.types}
         for piece in np.unique(piece_N).tolist():
@@ -86,13 +86,13 @@ class Arrival(NamedTuple):
 class Pool:
     """All rows of the index, and for each prompt the rows that it has room for.
 
-    Of the rows of a prompt with equal content, only the newest can be drawn; if `copies` is "all", every row can. A
-    prompt has room for `capacity` of these rows. If `evict` is "oldest", they are the newest. If `evict` is "worst",
-    they are those with the highest reward, where each row counts with the highest reward that any of its copies ever
-    had; in addition, the prompt has room for all rows that its newest record brought.
+    Rows with equal prompt and content are copies. Of copies, only the newest can be drawn, unless `copies` is "all". A
+    prompt has room for `capacity` rows. If `evict` is "oldest", it keeps its newest rows. If `evict` is "worst", it
+    keeps the rows with the highest reward, and all rows from its newest record; a row counts with the highest reward
+    that any of its copies ever had.
 
     So an evicted row stays out until its content arrives again, even if the reward varies between copies. A smaller
-    pool holds a subset of a larger one. The prompts of a record have recent rows to draw.
+    pool holds a subset of a larger one. The prompts of a record always have rows of that record to draw.
 
     If ages are bounded, a row that is too old when it enters is ignored, as if it had not arrived. A row that becomes
     too old later cannot be drawn any more, but still takes up room. The rows that could take its room entered before
@@ -140,8 +140,8 @@ class Pool:
         return [range(start, start + n) for start, n in zip((first + starts).tolist(), rows.tolist(), strict=True)]
 
     def _choose(self, first: int, new_N: np.ndarray, arrived_N: np.ndarray) -> None:
-        """Choose which rows the prompts of a record have room for. The record's rows that are not too old lie at
-        `new_N` and have the prompts `arrived_N`. All rows of the record lie from `first` on."""
+        """Choose which rows the prompts of a new record have room for. `new_N` has the places of its rows that are not
+        too old, and `arrived_N` their prompts. All rows of the record begin at the place `first`."""
         prompts = np.unique(arrived_N).tolist()
         old_N, counts = self._held(prompts)
         places_N = np.concatenate([old_N, new_N.astype(np.int32)])
@@ -156,7 +156,8 @@ class Pool:
         self.rows.set("drawable", places_N[~chosen_N], 0)
 
     def _have_room(self, places_N: np.ndarray, prompt_N: np.ndarray, first: int) -> np.ndarray:
-        """Return whether each row's prompt has room for the row. The rows of the new record lie from `first` on."""
+        """Return, for each row, whether its prompt has room for it. The new record's rows begin at the place
+        `first`."""
         keys = [places_N, prompt_N]
         if self.evict == "worst":
             best_N = self.rows.take(places_N, ["best"])["best"]
@@ -169,7 +170,7 @@ class Pool:
         return have_room_N | (places_N >= first) if self.evict == "worst" else have_room_N
 
     def _newest_copies(self, places_N: np.ndarray, prompt_N: np.ndarray, old: int) -> np.ndarray:
-        """Return whether each row is the last with its prompt and content. No two of the first `old` are copies."""
+        """Return, for each row, whether it is the newest of its copies. No two of the first `old` rows are copies."""
         if self.copies == "all":
             return np.ones(len(places_N), bool)
         content_N = self.rows.take(places_N, ["content"])["content"]
@@ -187,7 +188,7 @@ class Pool:
         return chosen_N
 
     def _pass_on_the_best(self, keys: Sequence[tuple[int, bytes]], places_N: np.ndarray) -> None:
-        """Note for the last of the copies, which have equal keys, the place of the newest with the highest reward."""
+        """Of rows with equal keys, the copies, set `best` of the newest to the place with the highest reward."""
         best_N = self.rows.take(places_N, ["best"])["best"]
         reward_N = self.rows.take(best_N, ["reward"])["reward"]
         highest: dict[tuple[int, bytes], tuple[float, int]] = {}
@@ -197,12 +198,12 @@ class Pool:
         self.rows.set("best", np.array([last[key] for key in highest]), [place for _, place in highest.values()])
 
     def _held(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Return the places of the rows that prompts have room for, prompt after prompt, and how many each has."""
+        """Return the places of the rows that these prompts have room for, prompt by prompt, and the rows per prompt."""
         lists = [self.held[prompt] for prompt in prompts]
         return np.frombuffer(b"".join(lists), np.int32), [len(places) // 4 for places in lists]
 
     def places(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Return the places of the rows that can be drawn, prompt after prompt, and how many each prompt has."""
+        """Return the places of these prompts' rows that can be drawn, prompt by prompt, and the rows per prompt."""
         places_N, counts = self._held(prompts)
         if self.max_age is None:
             return places_N, counts
@@ -211,14 +212,14 @@ class Pool:
         return places_N[drawable_N], np.bincount(of_N, minlength=len(counts)).tolist()
 
     def newest_places(self, prompts: Sequence[int]) -> np.ndarray:
-        """Return the place of the newest row of each prompt that can be drawn; -1 for a prompt without such rows."""
+        """Return, for each prompt, the place of its newest row that can be drawn; -1 if there is none."""
         places_N, counts = self.places(prompts)
         ends = accumulate(counts)
         return np.array([places_N[end - 1] if n else -1 for n, end in zip(counts, ends, strict=True)], np.int64)
 
     def mean_rewards(self, prompts: Sequence[int]) -> list[float]:
-        """Return the mean reward of the rows of each prompt that can be drawn; NaN if there are none. It is rounded
-        only once: the mean of equal rewards is that reward, and the order of rows does not matter."""
+        """Return, for each prompt, the mean reward of its rows that can be drawn; NaN if it has none. Only the result
+        is rounded, so the order of rows does not matter, and the mean of equal rewards is exactly that reward."""
         places_N, counts = self.places(prompts)
         rewards = self.rows.take(places_N, ["reward"])["reward"].tolist()
         return [mean(rewards[start:end] or [nan]) for start, end in pairwise(accumulate(counts, initial=0))]
@@ -226,7 +227,7 @@ class Pool:
     # --- age --------------------------------------------------------------------------------------------------------
 
     def _is_young(self, version_N: np.ndarray, step: int) -> np.ndarray:
-        """Return whether the age of rows of these versions is within the bound at a step."""
+        """Return, for rows of these versions, whether their age at a step is within the bound."""
         if self.max_age is None:
             return np.ones(len(version_N), bool)
         versions_U, which_N = np.unique(version_N, return_inverse=True)
@@ -238,8 +239,8 @@ class Pool:
                 self.young.setdefault(version, []).append(prompt_N[version_N == version])
 
     def grow_old(self, step: int) -> np.ndarray:
-        """From this step on, do not draw rows that are too old for it. Return the prompts of the rows that have become
-        too old since the last call."""
+        """Exclude from all draws from this step on the rows that are too old for the step. Return the prompts of the
+        rows that have become too old since the last call."""
         versions = np.array(list(self.young), np.int64)
         too_old = [self.young.pop(version) for version in versions[~self._is_young(versions, step)].tolist()]
         if not too_old:
@@ -293,8 +294,8 @@ class _Shared(NamedTuple):
 
 
 def _batch(rows: Columns, places_N: np.ndarray, named_N: np.ndarray, shared: _Shared) -> pa.RecordBatch:
-    """Return rows as the tables `pool` and `front` of `storage.buffer.sampler`. `named_N` has the place of each row's
-    prompt in `prompt_ids`."""
+    """Return rows in the form of the tables `pool` and `front` of `storage.buffer.sampler`. `named_N` has, for each
+    row, the place of its prompt in `prompt_ids`."""
     content = pa.py_buffer(np.ascontiguousarray(rows["content"]).view(np.uint8))
     content_N = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(places_N), [None, content])
     columns = {

@@ -8,9 +8,9 @@ import numpy as np
 
 
 class Queue:
-    """The prompts of a branch, by number, and which of them have been drawn since the queue was last refilled. Empty
-    prompts, which have no rows to draw, are never taken. Prompts that are held back are taken only while all prompts
-    that are not empty are held back."""
+    """The prompts of a branch, by number, and which of them have been drawn since the queue was last refilled. A prompt
+    without rows to draw is *empty* and never taken. A prompt that is *held back* is taken only while all prompts that
+    are not empty are held back."""
 
     def __init__(self) -> None:
         self.prompts_P = np.zeros(0, np.int32)  # ascending
@@ -50,8 +50,9 @@ class Queue:
         return ~self.empty_P if self.has_none_left else ~(self.held_back_P | self.empty_P)
 
     def turns(self, slots: int, uniform: Callable[[int], float]) -> list[int]:
-        """Return the prompts that this many slots would take one after the other. Each is chosen uniformly among the
-        unused prompts. When none is left, all can be chosen again. `uniform(turn)` is a number between 0 and 1."""
+        """Return the prompts that this many slots would take one after the other. Each prompt is chosen uniformly from
+        the unused prompts. If none is left, the queue is refilled with all prompts that can be taken. `uniform(turn)`
+        returns a number between 0 and 1."""
         open_P = self.open_P
         chosen, unused = [], self.prompts_P[open_P & ~self.used_P]
         left = len(unused)
@@ -66,7 +67,8 @@ class Queue:
         return chosen
 
     def take(self, prompts: Sequence[int]) -> None:
-        """Note that these prompts were drawn, in this order. If a prompt was drawn before, the queue was refilled."""
+        """Note that these prompts were drawn, in this order. A prompt that was drawn before shows that the queue was
+        refilled in between."""
         places = np.searchsorted(self.prompts_P, prompts)
         for place, prompt in zip(places.tolist(), prompts, strict=True):
             if place == len(self.prompts_P) or self.prompts_P[place] != prompt:
@@ -81,7 +83,8 @@ class Queue:
         return {"prompts": len(self.used_P), "used": np.packbits(self.used_P).tobytes().hex()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned for the same prompts. Raise ValueError if the state is of other prompts."""
+        """Restore the result of `state` for the same prompts. Raise ValueError if the state belongs to other
+        prompts."""
         bits = np.unpackbits(np.frombuffer(bytes.fromhex(state["used"]), np.uint8))
         n = len(self.used_P)
         if state["prompts"] != n or len(bits) != (n + 7) // 8 * 8:

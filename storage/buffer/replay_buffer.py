@@ -1,5 +1,5 @@
-"""The replay buffer: the trainer's side of the log. Sync records say what the buffer holds, and a draw is an SQL query
-over an index of that."""
+"""The replay buffer: the trainer's side of the log. The sync records decide what the buffer holds. A draw is an SQL
+query over an index of the rows that it holds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -17,7 +17,8 @@ from tba.types import Branch
 _CHANCE = """
 create macro uniform(text) as (('0x' || left(md5(text), 13))::bigint + 0.5::double) / 4503599627370496::double
 """
-"""The SQL function `uniform(text)`. It takes the first 52 bits of the digest, so its result is never 0 and never 1."""
+"""The SQL function `uniform(text)`: a number between 0 and 1, made of the first 52 bits of the text's md5. It is never
+exactly 0 or 1."""
 
 _ROWS = """
 create or replace view {name} as
@@ -45,7 +46,8 @@ select branch::varchar as branch, turn::integer as turn, prompt_id::varchar as p
 from {name}_laid
 """,
 }
-"""The tables that a sampler reads. They are views of `{name}_laid`, so trajectory_id is made only if it is read."""
+"""The tables that a sampler reads. Each is a view of `{name}_laid`, so that `trajectory_id` is computed only if the
+sampler reads it."""
 
 PARAMETERS = ("seed", "step", "slots", "responses", "recent_share", "inv_temp", "newest")
 BRANCHES: tuple[Branch, ...] = ("recent", "prioritised")
@@ -63,10 +65,10 @@ having bool_or(stability = 'VOLATILE') or bool_and(stability = 'CONSISTENT_WITHI
   )
 except select 'error'
 """
-"""Functions that may give another result when the same draw is repeated: those that DuckDB marks so, those that read
-the clock or settings, and those whose result may differ in another version of DuckDB. Since DuckDB 2.0, the forms of
-functions such as `+` and `range` that take a time with its zone are consistent within a query only. The other forms of
-these functions are repeatable, so their names are allowed."""
+"""Functions that may give another result when the same draw is repeated: those that DuckDB marks as such, those that
+read the clock or settings, and those whose result may differ in another version of DuckDB. Since DuckDB 2.0, functions
+such as `+` and `range` have some forms, with times that have a time zone, whose result is the same only within a query.
+Their other forms are repeatable, so these functions are allowed."""
 
 _EXAMPLES_ROWS = """
 select
@@ -161,8 +163,8 @@ class Tables:
 
 
 class _Laid:
-    """Rows that can be replaced without registering a new table with DuckDB, which asks for the rows whenever it reads.
-    Registering takes longer, and a thread of the trainer would wait for it."""
+    """Rows that DuckDB reads anew from this object for each query, so they can be replaced without registering a new
+    table. Registering takes longer, and a thread of the trainer would have to wait for it."""
 
     def __init__(self, rows: pa.Table):
         self.rows = rows
@@ -172,7 +174,7 @@ class _Laid:
 
 
 class Sampler:
-    """A checked sampler on an index. `rows` runs it and checks what it returns."""
+    """A checked sampler on the tables of an index. `rows` runs the sampler and checks its result."""
 
     def __init__(self, tables: Tables, sql: str):
         self.tables, self.sql = tables, sql

@@ -50,7 +50,7 @@ class Objective(Protocol):
 
 
 class Settings(Protocol):
-    """The settings of a run, as far as a replay buffer goes by them."""
+    """The part of a run's settings that a replay buffer uses."""
 
     @property
     def seed(self) -> int: ...
@@ -66,8 +66,8 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class NoDraws:
-    """The `Sampling` and `Training` of an index from which nothing is drawn. Such an index only says which rows can be
-    drawn."""
+    """The settings for an index from which nothing is drawn. It serves as `Sampling` and as `Training`. Such an index
+    only says which rows could be drawn."""
 
     eligibility: Eligibility
     recent_share: float = 0.0

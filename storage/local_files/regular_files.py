@@ -1,6 +1,6 @@
 """Reads regular files only, because opening a named pipe, a device or a socket may wait for ever.
 
-A link counts as the file that it leads to. Anything else than a regular file is treated as if nothing were there.
+A link counts as the file that it leads to. Anything that is not a regular file counts as missing.
 """
 
 import errno
@@ -18,7 +18,8 @@ _NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading. Raise FileNotFoundError if there is none. Never wait for a writer."""
+    """Open a regular file for reading, and never wait for a writer. Raise FileNotFoundError if there is nothing at the
+    path, or something that is not a regular file, such as a folder or a named pipe."""
     if not path.is_file():
         raise _missing(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -39,7 +40,8 @@ def sha256_of_file(path: Path) -> str:
 
 
 def irregular_kind(path: Path) -> str:
-    """Return what lies at a path, such as `a named pipe`; empty if it is a regular file or if nothing is there."""
+    """Return what lies at a path, in words such as `a named pipe`; empty if it is a regular file or if nothing is
+    there."""
     try:
         mode = path.stat().st_mode
     except OSError as error:

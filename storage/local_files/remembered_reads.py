@@ -1,7 +1,7 @@
 """Remembers the result of reading each local file whole: its sha256, or whether it can be read.
 
-A file is recognised by its path, inode, size and times of change. The results are kept in the cache folder, in one file
-for each run, so that later processes read only what is new.
+A file counts as unchanged if its path, inode, size and times of change are the same. The results are kept in the cache
+folder, in one file for each run, so that later processes read only what is new.
 """
 
 import json
@@ -30,8 +30,9 @@ Reader = Callable[[Path], Any]
 
 
 class RememberedReads:
-    """The remembered results of one run. If the cache folder cannot be written, this costs time and nothing else.
-    `most` is the maximum number of bytes to read of files without a remembered result."""
+    """The remembered results of one run. If the cache folder cannot be written, nothing is remembered and later
+    processes read the files again. All calls of `ask` together read at most `most` bytes of files that have no
+    remembered result; a file that would exceed this limit gets no result."""
 
     def __init__(self, run_url: str, *, most: int | None = None):
         self._left = MOST_BYTES if most is None else most
@@ -43,9 +44,9 @@ class RememberedReads:
                 self._remembered = dict(json.loads(self._file.read_bytes()))
 
     def ask(self, kind: str, paths: Mapping[str, Path], reader: Reader) -> dict[str, Any]:
-        """Return the results of this kind, by key. `paths` has the files, oldest first. Files without a remembered
-        result are read by `reader`, newest first, up to the maximum of bytes. Files beyond the maximum, and files that
-        do not exist, get no result."""
+        """Return, by key, the results of this kind. `paths` has the path of each key, oldest file first. Files without
+        a remembered result are read by `reader`, newest first, as long as the limit `most` allows. Files that would
+        exceed the limit, and files that do not exist, get no result."""
         results: dict[str, Any] = {}
         wanted: list[str] = []
         for key, path in reversed(list(paths.items())):

@@ -1,4 +1,5 @@
-"""Temporary files beside the files that they will become. Their names are `.NAME.` and twelve hexadecimal digits.
+"""Temporary files, which are written beside their final path and then renamed to it. Their names are `.NAME.` and
+twelve hexadecimal digits, where NAME is the final name.
 
 A writer holds a lock on its temporary file. The kernel releases the lock when the process ends, so an old file without
 a lock was left by a process that was killed.
@@ -15,13 +16,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 A_DAY = 24 * 3600.0
-"""Seconds after which what a killed writer has left behind is removed."""
+"""Number of seconds after which files that killed writers have left behind are removed."""
 
 _NAME = re.compile(r"\.([A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,240})\.[0-9a-f]{12}")
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return a new temporary path for writing what the path will hold."""
+    """Return a new temporary path in the folder of `path`: write the file there, then rename it to `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}")
 
 
@@ -40,7 +41,7 @@ def mark_as_written(file: BinaryIO) -> None:
 
 def remove_left_behind(path: Path, seconds: float) -> bool:
     """Remove a temporary file if it was last written more than `seconds` ago and no writer has locked it. Return True
-    if it was removed. A file with any other name, or that cannot be read, is never removed."""
+    if it was removed. A file whose name is not that of a temporary file, or that cannot be read, is never removed."""
     if name_written(path.name) is None:
         return False
     with suppress(OSError):

@@ -21,9 +21,11 @@ from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 
 PAYLOAD = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
-"""Columns that become null when the payload of a row is given up. Only rows that no step will draw again lose it."""
+"""Columns that become null when the payload of a row is given up. Only rows that no step will draw again lose their
+payload."""
 FACTS = {name: pa.int32() for name in ("seq", "sync", "step")}
-"""Columns that a compaction adds to the rows: the shard that they come from, and the record that admitted them."""
+"""Columns that a compaction adds to each row: the seq of the row's shard, and the sync and step of the record that
+admitted the shard."""
 
 _HEAVY = ("prompt", "response", *PAYLOAD, *LATER)
 COLUMNS = pa.schema(
@@ -42,7 +44,7 @@ _PART = ("sync", "step", "first_group", "end_group", "given_up")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The rows of one shard: its row groups from `first_group` up to, but without, `end_group`."""
+    """The rows of one shard in a compaction: its row groups from `first_group` to the one before `end_group`."""
 
     shard: Shard
     sync: int  # the sync that admitted the shard, in the run that made the compaction
@@ -92,7 +94,7 @@ def encode(compaction: Compaction) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Compaction:
-    """Return the compaction that a record describes. Raise Damaged if it is not the record of this name."""
+    """Return the compaction that a record describes. Raise Damaged if `data` is not the record of this name."""
     compaction = understood(records.decode(data, name, *_FIELDS), name)
     with records.reading(name):
         if not name.endswith(compaction.record):
@@ -112,7 +114,7 @@ def understood(fields: Mapping[str, Any], name: str) -> Compaction:
 
 
 class Place(NamedTuple):
-    """Where the rows of a shard lie."""
+    """The compaction that holds the rows of a shard, and the shard's part of it."""
 
     compaction: Compaction
     part: Part
@@ -135,13 +137,13 @@ class Compactions:
             return self._look()
 
     def place(self, shard: Shard) -> Place | None:
-        """Return where the rows of a shard lie. None if the shard is an object of its own, or if it was compacted after
-        the last look."""
+        """Return the place of a shard in a compaction. None if the shard is an object of its own, or if it was
+        compacted after the last look."""
         return self._places.get((shard.key, shard.sha256))
 
     def place_now(self, shard: Shard, known: Place | None) -> Place | None:
-        """Return where a shard lies now, after it was not found in the place `known`. Look at the store again unless
-        another thread has done so."""
+        """Return the current place of a shard that was not found at the place `known`. Look at the store again unless
+        another thread has just done so."""
         with self._looking:
             if self.place(shard) == known:
                 self._look()

@@ -1,7 +1,8 @@
 """The ledger: what each gradient step drew, found and measured.
 
-For each sync of an attempt, the ledger has two objects, the draws and the steps, and then a record with the digests of
-both. Each record also holds the digest of the record before it, which reveals a record that was replaced.
+For each sync of an attempt, the ledger has three objects: the draws, the steps, and a ledger record with the digests of
+both. Each ledger record also holds the digest of the previous sync's ledger record, so a record that was replaced is
+noticed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,8 +68,8 @@ class ParquetLedger:
         self._unfinished: dict[int, dict[str, bytes]] = {}  # by sync, the objects that are being stored
 
     def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
-        """Write the draws, the steps and then their record. So if the record exists, the ledger of the sync is
-        complete."""
+        """Write the draws, then the steps, and last the ledger record, which has the digests of both. So if the ledger
+        record of a sync exists, the ledger of the sync is complete."""
         _check(sync, steps)
         if sync not in self._unfinished:
             self._unfinished = {sync: self._encoded(sync, steps, weights_sha256)}
@@ -79,8 +80,8 @@ class ParquetLedger:
         self._unfinished = {}
 
     def _encoded(self, sync: int, steps: Sequence[StepRecord], weights_sha256: str) -> dict[str, bytes]:
-        """Return the three objects by key, in the order in which they must be stored. They contain the time at which
-        they were made, so a retry after a failure must store these same bytes."""
+        """Return the draws, the steps and the ledger record by key, in the order in which they must be stored. They
+        contain the time at which they were made, so a retry after a failure must store these same bytes."""
         draws = parquet.encode(_draws(steps))
         measured = parquet.encode(self._steps(steps, weights_sha256))
         record = LedgerRecord(
@@ -120,13 +121,13 @@ class ParquetLedger:
         except AlreadyExists:
             if self.run.store.read(key) != data:
                 raise Superseded(
-                    f"{self.run.url}/{key} has other content: another trainer writes as attempt {self.attempt} too"
+                    f"{self.run.url}/{key} has other content: another trainer writes under attempt {self.attempt} too"
                 ) from None
 
 
 @dataclass(frozen=True)
 class LedgerLink:
-    """A record of the ledger, as the record after it names it."""
+    """The sync, attempt and sha256 of a ledger record, as the next ledger record names it."""
 
     sync: int
     attempt: int
@@ -135,7 +136,7 @@ class LedgerLink:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRecord:
-    """The digests of the draws and the steps that one sync of an attempt has stored."""
+    """The record with the digests of the draws and the steps of one sync of an attempt."""
 
     sync: int
     attempt: int
@@ -167,7 +168,7 @@ class LedgerRecord:
 
 
 def read_ledger_record(run: Run, sync: int, attempt: int) -> LedgerRecord | None:
-    """Return the record with the digests of a sync's ledger; None if there is none, as in older runs."""
+    """Return the record with the digests of a sync's ledger; None if the sync has no such record, as in older runs."""
     key = layout.ledger(sync, attempt)
     try:
         return LedgerRecord.decode(run.store.read(key), f"{run.url}/{key}")
@@ -176,8 +177,8 @@ def read_ledger_record(run: Run, sync: int, attempt: int) -> LedgerRecord | None
 
 
 def find_faults(run: Run, names: Sequence[Version]) -> Iterator[str]:
-    """Describe what is wrong with the ledgers of these syncs, as far as they have records. No later step depends on a
-    ledger."""
+    """Describe the ledger objects of these syncs that are missing or do not match their ledger record. A sync without a
+    ledger record, as in older runs, is not checked."""
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         yield from filter(None, pool.map(lambda name: _fault(run, name), names))
 
@@ -213,8 +214,9 @@ class Entry:
 
 
 def read_entries(run: Run, sync: int, attempt: int) -> list[Entry]:
-    """Return the steps that a sync closed, in order. Raise Missing if this attempt has not stored the ledger of the
-    sync. Raise Damaged if the ledger is not what its record says."""
+    """Return the steps between the previous sync and this sync, in order, each with its draws. Raise Missing if this
+    attempt has not stored the ledger of the sync. Raise Damaged if the steps or the draws do not match the ledger
+    record."""
     steps, draws = f"{run.url}/{layout.steps(sync, attempt)}", f"{run.url}/{layout.draws(sync, attempt)}"
     measured, data = run.store.read(layout.steps(sync, attempt)), run.store.read(layout.draws(sync, attempt))
     if record := read_ledger_record(run, sync, attempt):
@@ -238,8 +240,8 @@ def _draws(records: Sequence[StepRecord]) -> pa.Table:
 
 
 def _check(sync: int, records: Sequence[StepRecord]) -> None:
-    """Raise ValueError unless the records are consecutive steps of this sync, with outcomes in the order of the
-    draws."""
+    """Raise ValueError unless the records are of consecutive steps, all of this sync, each with its outcomes in the
+    order of its draws."""
     if not records:
         raise ValueError(f"sync {sync} closes no step")
     first = records[0].step

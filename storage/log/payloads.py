@@ -15,16 +15,16 @@ from tba.errors import Missing
 from tba.fetched import Fetched, Lists
 
 _DRAWN = ("prompt_id", "prompt_tokens", "response_tokens", "ref_logps", "loss_mask", "reward", "finished")
-"""Columns that are read of every drawn row."""
+"""Columns that are read for every drawn row."""
 _STEPS = ("step_ends", "step_values")
 
 
 class Payloads:
     """Fetches trajectories of admitted shards.
 
-    The columns that batches need stay in memory as Arrow batches: up to `memory_bytes` of the row groups that were used
-    most recently, and all that a fetch uses until it returns. With `behaviour`, the log-probabilities under the
-    policy that sampled the tokens are fetched too; with `values`, the values of the states between steps."""
+    The columns that batches need stay in memory as Arrow batches. The row groups that were used most recently are kept,
+    up to `memory_bytes`; during a fetch, all row groups that it uses are kept. With `behaviour`, the log-probabilities
+    under the policy that sampled the tokens are fetched too; with `values`, the values of the states between steps."""
 
     def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int, behaviour: bool = False, values: bool = False):
         self.run, self.limit = run, memory_bytes
@@ -40,7 +40,8 @@ class Payloads:
         self._keep(shard.key, [Piece(0, to_batch(table, self.schema.names))])
 
     def fetch(self, places: Sequence[tuple[Shard, int]]) -> Fetched:
-        """Return the trajectories at these rows of these shards. Rows that are not in memory are read."""
+        """Return the trajectories at these places, each given as a shard and a row of it. Rows that are not in memory
+        are read from storage."""
         used = {shard.key: self._used(shard.key) for shard, _ in places}
         missing: dict[str, tuple[Shard, set[int]]] = {}
         for shard, row in places:

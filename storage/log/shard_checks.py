@@ -24,7 +24,8 @@ from storage.log.schema import (
 from tba.errors import Damaged, first_line
 
 LARGEST_REWARD = 1e100
-"""Largest absolute value of a reward. Far beyond it, inverse temperature times reward is no longer a number."""
+"""Largest absolute value of a reward. With much larger rewards, the inverse temperature times the reward could
+overflow."""
 _TYPES = {field.name: field.type for field in TRAJECTORY_SCHEMA}
 _NUMBERED = ("round", "slot", *(f"{name}{of}" for name in VERSIONS for of in ("", "_attempt")))
 _CALENDAR = tuple(pa.scalar(day, pa.timestamp("us")).value for day in (datetime.min, datetime.max))

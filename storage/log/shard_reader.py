@@ -45,14 +45,15 @@ T = TypeVar("T")
 SIDE_BY_SIDE = 32
 """Number of shards that are requested from a remote store at the same time."""
 WHOLE = 4 << 20
-"""Largest object, in bytes, that is read whole. About so many bytes arrive in the time that one more request takes."""
+"""Largest object, in bytes, that is read whole. Reading this many bytes takes about as long as sending one more
+request."""
 _FOOTERS = 256 << 20  # maximum bytes of memory for the footers of compactions
 _PAUSE = 0.1, 5.0  # seconds between two looks for a shard: the first pause, and the longest
 _UNPACKED = 7  # a footer takes this many times its stored size in memory
 
 
 class Piece(NamedTuple):
-    """Some rows of a shard, from `start` on."""
+    """Consecutive rows of a shard, beginning with row `start`."""
 
     start: int
     rows: pa.RecordBatch
@@ -62,9 +63,9 @@ class Piece(NamedTuple):
 
 
 class ShardReader:
-    """Finds and reads the rows of admitted shards. No other class knows where they lie. Its methods raise Missing or
-    Damaged, naming the shard, if a shard is not as its record says. Copies of what was read from a remote store are
-    kept on disk, up to `disk_bytes`; of a shard in a compaction, only the columns that were read."""
+    """Finds and reads the rows of admitted shards. No other class knows where the rows lie. Its methods raise Missing
+    or Damaged, naming the shard, if a shard is not as its record says. Data that was read from a remote store is kept
+    on disk, up to `disk_bytes`; of a shard in a compaction, only the columns that were read are kept."""
 
     def __init__(self, run: Run, *, disk_bytes: int):
         self.run = run
@@ -133,8 +134,8 @@ class ShardReader:
                     raise
 
     def _pauses(self, shard: Shard) -> Iterator[float]:
-        """Wait before each new look for a shard that was not found, until `store_deadline`. In a remote store the
-        listing may be behind; for a local store, do not wait."""
+        """Wait before each new look for a shard that was not found, until `store_deadline` is over: the listing of a
+        remote store may be behind. For a local store, do not wait."""
         if not self.remote:
             return
         patience, pause = self.run.store_deadline, _PAUSE[0]
@@ -263,7 +264,8 @@ class _Footers:
 
 
 def _whose(footer: pq.FileMetaData, group: int) -> tuple[int, int] | None:
-    """Return searcher and seq of the rows in a row group of a compaction; None if the rows differ or do not say."""
+    """Return searcher and seq of the rows in a row group of a compaction; None if the rows are of several shards, or if
+    the footer does not say."""
     shared = []
     for name in ("searcher", "seq"):
         statistics = footer.row_group(group).column(COLUMNS.get_field_index(name)).statistics

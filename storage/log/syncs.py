@@ -82,8 +82,8 @@ def decode(data: bytes, name: str) -> SyncRecord:
 
 
 class Recording:
-    """The sync records of a fork's parent, for a fork that replays them. By each step, the shards that had entered the
-    parent's buffer by the same step arrive in the fork."""
+    """The sync records of the parent of a fork that replays them. By each step of the fork, those shards have arrived
+    that the parent's buffer had admitted by the same step."""
 
     def __init__(self, store: ForkedStore, looking_at: LookingAt | None = None, *, given_up: Collection[str] = ()):
         """`looking_at` decides what happens with a damaged record; by default Damaged is raised."""
@@ -97,8 +97,8 @@ class Recording:
         self._entered = 0  # number of records, from the first on, whose shards have all been admitted
 
     def arrivals(self, step: int, admitted: Collection[str]) -> list[Shard]:
-        """Return the shards that have arrived by a step, ordered as in a record. Shards in `admitted`, named as
-        searcher/seq, are left out. `admitted` may only grow from call to call."""
+        """Return the shards that have arrived by a step, in the order that a record needs. Shards in `admitted`, named
+        as searcher/seq, are left out. From call to call, `admitted` may only grow."""
         arrived: list[Shard] = []
         for record in islice(self._records, self._entered, None):
             if record.step > step:
@@ -131,7 +131,8 @@ def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRe
 
 
 def named_shards(run: Run) -> set[str]:
-    """Return the keys of all shards that any record admits or refuses. No shard of such a key is ever written again."""
+    """Return the keys of all shards that any record admits or refuses. No shard with one of these keys is ever written
+    again."""
     return {shard.key for record in read_chain(run) for shard in (*record.shards, *record.refused)}
 
 

@@ -44,14 +44,14 @@ class CompactionSources:
                 yield Source(admitted, place.compaction if place else None, table)
 
     def check_whole(self, compaction: Compaction) -> None:
-        """Read the object of a compaction, unless it has been read already. Raise Missing or Damaged if it is not
-        whole."""
+        """Read the object of a compaction whole, unless this has been done already. Raise Missing or Damaged if it is
+        not what the record describes."""
         if compaction.object not in self._whole:
             self._read_whole(compaction)
 
     def _read_loose(self, admitted: Admitted) -> pa.Table | None:
-        """Return the rows of a shard that is an object of its own. Return None if it lies in a compaction; also if it
-        is not as its record says, and then note the reason in `left`."""
+        """Return the rows of a shard that is an object of its own. Return None if the shard lies in a compaction, or if
+        it is missing or damaged; in the second case, note the reason in `left`."""
         shard = admitted.shard
         if self._compactions.place(shard):
             return None

@@ -191,8 +191,8 @@ class _Compactor:
 
 
 def _oldest_checkpoint(run: Run, keep: int) -> Version | None:
-    """Return the oldest of the newest `keep` checkpoints that the run itself has written; None if it has none. A fork
-    has no such checkpoint at first."""
+    """Return the oldest of the newest `keep` checkpoints that the run itself has written; None if it has written none,
+    as a new fork."""
     spans, shared = chain(run), run.parent.sync if run.parent else 0
     complete = manifest_folders.complete(run.own, layout.CHECKPOINTS)
     own = [checkpoint for checkpoint in complete if accepts(spans, checkpoint) and checkpoint.number > shared]

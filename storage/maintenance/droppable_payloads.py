@@ -34,7 +34,8 @@ class DroppablePayloads:
 
     def choose(self, synced: Sequence[SyncRecord], checkpoint: Version, eligibility: Eligibility) -> None:
         """Choose the rows that no step after the checkpoint can draw, according to the index as it is at the
-        checkpoint. Raise Damaged if the checkpoint is damaged: steps would then be repeated from further back."""
+        checkpoint. Raise Damaged if the checkpoint is damaged: a trainer would then continue from an older checkpoint,
+        whose next steps may draw these rows."""
         manifest_folders.check_sizes(self._run.own, layout.checkpoint(checkpoint))
         self.forks = forks.names(self._run)
         last = [record for record in synced if record.sync <= checkpoint.number]
@@ -64,7 +65,7 @@ class DroppablePayloads:
         return 0 if drawable_B is None else max(0, int((~drawable_B).sum()) - known)
 
     def are_worth_it(self, shards: Sequence[Shard]) -> bool:
-        """Return True if so many payloads can be dropped that the shards should be written anew."""
+        """Return True if enough payloads of these shards can be dropped to justify writing the shards again."""
         places = [self._compactions.place(shard) for shard in shards]
         left = sum(shard.rows for shard in shards) - sum(place.part.given_up for place in places if place)
         number = sum(map(self.count, shards))
@@ -87,7 +88,8 @@ class DroppablePayloads:
                     self._drawable.pop(admitted.shard.key, None)
 
     def records_about(self, shards: Iterable[Shard]) -> set[int]:
-        """Return the number of the record that gives payloads up, if it concerns any of these shards."""
+        """Return the number of the retention record that `give_up` used, if it concerns any of these shards; otherwise
+        nothing."""
         return {self.record} if self.record and any(shard.key in self._drawable for shard in shards) else set()
 
     def without(self, shard: Shard, table: pa.Table) -> pa.Table:

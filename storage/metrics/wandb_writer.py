@@ -91,7 +91,9 @@ def pass_on(run: Run, session: Any) -> None:
             failures += 1
             log.warning("wandb: %s: %s", type(error).__name__, error)
             if failures == _FAILURES:
-                log.warning("wandb failed %d times in a row, nothing more is sent; the ledger has it all", failures)
+                log.warning(
+                    "wandb failed %d times in a row, nothing more is sent; the ledger has all metrics", failures
+                )
                 return
     scores.send(session, now=True)
 

@@ -19,8 +19,8 @@ _READABLE = (".jsonl", ".json", ".parquet")
 def read_rows(url: str, *, limit: int | None = None, fields: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Return the rows of a file in their order, at most `limit` of them. The file lies at a path or at a `file://`,
     `s3://` or `hf://` URL. If the file's name has a `*`, return the rows of all matching files, in the order of the
-    names. If `fields` are given, each row keeps only those fields that it has. DataError names the URL, and the line,
-    at fault."""
+    names. If `fields` is given, each row keeps only the fields named there. Raise DataError, naming the URL and the
+    line, if a file cannot be read."""
     suffix = _suffix(url)
     rows: list[dict[str, Any]] = []
     for part in _parts(url):

@@ -1,4 +1,4 @@
-"""The size and sha256 that a record holds of another object. Whoever reads that object verifies it with them."""
+"""The size and sha256 of an object, as a record holds them. A reader of the object compares it with both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

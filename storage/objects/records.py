@@ -26,8 +26,8 @@ _BEFORE_DIGEST = f',\n "{DIGEST}": '.encode()
 _ONLY_DIGEST = f'\n "{DIGEST}": '.encode()  # in a record without other fields
 
 _PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int, type(None)), str: (str,), bool: (bool,)}
-"""The types that JSON may give for a field of each plain type. True and false are no numbers. A float that is not
-finite is null in JSON."""
+"""For each plain type of a field, the types that its JSON value may have. True and false do not count as numbers. A
+float that is not finite is stored as null."""
 
 
 def now() -> str:
@@ -125,8 +125,8 @@ def sha256_of(store: Store, key: str) -> str | None:
 
 
 def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[], bytes]]]:
-    """Read several objects side by side. Return each key with a function that gives the object's bytes and raises
-    Missing if there is no such object: one missing object keeps nobody from reading the others."""
+    """Read several objects at the same time. Return each key with a function that returns the object's bytes, or raises
+    Missing if there is no such object. So one missing object does not prevent reading the others."""
     try:
         found = store.read_many(keys)
     except Missing:

@@ -44,8 +44,8 @@ class Admissions:
 
 
 def read(snapshot: Snapshot, damage: DamageLog, verified: RememberedReads) -> Admissions:
-    """Read the records and compare every shard with the record that admits it. Damage is noted; damaged records are
-    left out."""
+    """Read the sync records, and compare every shard with the record that admits it. Damage is noted in `damage`;
+    damaged records are left out."""
     recorded = sync_records(snapshot, damage)
     compactions, all_read = read_compactions(snapshot, damage)
     admitted = {shard.key: (record, shard) for record in recorded for shard in record.shards}
@@ -105,8 +105,9 @@ def sync_records(snapshot: Snapshot, damage: DamageLog) -> list[SyncRecord]:
 
 
 def _newest_sync(snapshot: Snapshot) -> int:
-    """Return one more than the number of the newest sync that must have a record. A sync's record is written before
-    its ledger, and its ledger before its checkpoint."""
+    """Return the number of syncs that must have a record: one more than the newest sync that has a record, an object of
+    the ledger, or a checkpoint. The record of a sync is written before its ledger, and the ledger before its
+    checkpoint."""
     numbers = [sync + 1 for key in snapshot.keys(layout.SYNCS) if (sync := layout.parse_sync(key)) is not None]
     for folder in (layout.STEPS, layout.DRAWS):
         numbers += [name.number + 1 for key in snapshot.keys(folder) if (name := layout.parse_ledger(key))]
@@ -115,8 +116,9 @@ def _newest_sync(snapshot: Snapshot) -> int:
 
 
 def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mapping[int, str]) -> int | None:
-    """Return which of a record and the next record is wrong if the two do not fit; None if they fit. The first of the
-    two is wrong if the record after both confirms the second; otherwise the second is."""
+    """Compare a record with the hash that the next record holds of it. Return None if they fit, else the number of the
+    record that is wrong. If a third record holds the right hash of the second, the first is wrong; otherwise the second
+    is."""
     after, last = found.get(number + 1), found.get(number + 2)
     if after is None or after.previous_sha256 == digests[number]:
         return None
@@ -124,8 +126,8 @@ def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mappin
 
 
 def read_compactions(snapshot: Snapshot, damage: DamageLog) -> tuple[list[Compaction], bool]:
-    """Return the compactions, and True if every listed record was still there. If a record has been removed since, the
-    shards of its compaction lie in another compaction by now."""
+    """Return the compactions, and True if every listed record could be found. If a record was removed since the
+    listing, the shards of its compaction lie in another compaction by now."""
     keys = [key for key in snapshot.keys(layout.COMPACTIONS) if is_record(key)]
     data = dict(snapshot.read_all(layout.COMPACTIONS, damage, only=is_record))
     found: list[Compaction] = []

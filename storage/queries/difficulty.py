@@ -26,7 +26,7 @@ Name = tuple[str, str]  # prompt_id and text
 
 @dataclass(frozen=True)
 class Known:
-    """The prompts that an earlier run knows, and those for which the condition holds."""
+    """The prompts of an earlier run, and those of them for which the condition holds."""
 
     url: str
     where: str
@@ -34,8 +34,8 @@ class Known:
     chosen: frozenset[Name] = field(repr=False)
 
     def choose(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return the prompts for which the condition holds, in their order. It never holds for a prompt that the
-        earlier run does not know."""
+        """Return the prompts for which the condition holds, in their order. A prompt that the earlier run does not have
+        is never chosen."""
         return [prompt for prompt in prompts if _name(prompt) in self.chosen]
 
     def unknown(self, prompts: Sequence[Prompt]) -> int:

@@ -23,7 +23,7 @@ from storage.runs.run import Run
 from tba.errors import Missing, StorageError, TBAError
 
 Progress = Callable[[int, int], None]
-"""A callback that is told how many objects are done, and how many there are in all."""
+"""A callback that gets the number of objects that are done and the number of all objects."""
 
 LISTED = (
     layout.EVALUATIONS,
@@ -40,11 +40,12 @@ LISTED = (
     layout.RETENTION,
     layout.EVENTS,
 )
-"""The folders that are listed, in this order. Objects that refer to others are listed before those others, so that no
-object in a snapshot of a live run refers to one that the snapshot lacks."""
+"""The folders that are listed, in this order. An object that refers to another is listed before that other object, so
+the snapshot of a live run never has a reference to an object that it lacks."""
 
 PAUSES = (0.1, 0.3, 1.0, 2.0)
-"""Seconds to wait before each further look at a run if listed rows are gone: most likely it was compacted meanwhile."""
+"""Seconds to wait before each new attempt at a snapshot, if a listed shard or compaction was gone: most likely the run
+was compacted meanwhile."""
 
 _OF_A_RUN = re.compile(r"-[0-9a-f]{16}$")  # the end of the name of every folder with copies of a run
 _SIDE_BY_SIDE = 16  # objects copied at once
@@ -65,8 +66,8 @@ class Snapshot:
         return [key for key in self.files if key.startswith(prefix)]
 
     def read(self, key: str) -> bytes:
-        """Return the bytes of an object. A copy that something has changed is made anew. FileNotFoundError if the
-        object has been given up since it was listed."""
+        """Return the bytes of an object. If its local copy was changed, replace the copy from the store first. Raise
+        FileNotFoundError if the object was removed since it was listed."""
         data = read_regular(self.files[key])
         if self.copied and self.files[key].suffix != _suffix(data):
             data = self.run.store.read(key)
@@ -76,9 +77,8 @@ class Snapshot:
     def read_all(
         self, prefix: str, damage: DamageLog, *, only: Callable[[str], bool] = lambda key: True
     ) -> Iterator[tuple[str, bytes]]:
-        """Yield the key and the bytes of the objects under a prefix, in the order in which they were listed. Objects
-        that have been given up since the listing are left out. Objects that cannot be read are noted as damage and
-        left out too."""
+        """Yield the key and the bytes of each object under a prefix, in the order of the listing. Objects that were
+        removed since the listing are left out. Objects that cannot be read are noted in `damage` and left out too."""
         for key in filter(only, self.keys(prefix)):
             try:
                 data = self.read(key)
@@ -93,8 +93,8 @@ class Snapshot:
 
 
 def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
-    """Return a snapshot of a run as it is now. For a remote run, only objects that are new since the last snapshot are
-    copied. Listed objects that cannot be found, even after some waiting, are left out."""
+    """Return a snapshot of a run as it is now. Of a remote run, only objects that are new since the last snapshot are
+    copied. An object that was removed after it was listed is left out, if listing the run again does not help."""
     progress = progress or (lambda done, total: None)
     snapshot, whole = _take(run, progress)
     for pause in PAUSES:
@@ -106,7 +106,8 @@ def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
 
 
 def _take(run: Run, progress: Progress) -> tuple[Snapshot, bool]:
-    """Return a snapshot, and True if it has all rows that were listed."""
+    """Return a snapshot, and True if it has every shard and compaction that was listed: some may have been removed
+    since the listing."""
     entries = [entry for prefix in LISTED for entry in run.store.list(prefix) if _wanted(entry.key)]
     if run.store.local_path(layout.RUN) is not None:
         here = {entry.key: run.store.local_path(entry.key) for entry in entries}
@@ -122,8 +123,8 @@ def _wanted(key: str) -> bool:
 
 
 def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> tuple[dict[str, Path], bool]:
-    """Return the copies by key, and True if no listed rows are missing. The name of the folder with the copies depends
-    on the content of `run.json`, so a new run under an old name gets a new folder."""
+    """Return the copies by key, and True if every listed shard and compaction is among them. The name of the folder
+    with the copies depends on the content of `run.json`, so a new run under an old name gets a new folder."""
     identity = sha256(run.url.encode() + b"\0" + run.store.read(layout.RUN)).hexdigest()[:16]
     folder = cache_folder("runs") / f"{run.name}-{identity}"
     _use(folder)

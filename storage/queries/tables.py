@@ -183,7 +183,7 @@ def rows_of(
 def _named(key: str, own: str, rows: Iterable[Row]) -> Iterable[Row]:
     """Return the rows of a record. Raise Damaged if its key is not `own`, the key that its content says."""
     if key != own:
-        raise Damaged(f"{key} holds what belongs into {own}")
+        raise Damaged(f"{key} has the content of {own}")
     return rows
 
 

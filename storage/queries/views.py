@@ -107,9 +107,9 @@ def read_stored(run: Run, *, progress: Progress | None = None, thorough: bool = 
 def _look(
     run: Run, progress: Progress | None, damage: DamageLog, verified: RememberedReads
 ) -> tuple[Snapshot, Admissions]:
-    """Read a run again until no listed object is gone, since a live run may be compacted meanwhile, but give up after
-    a few pauses. Objects that are missing from the listing are looked for twice: while a compaction replaces objects, a
-    listing may show neither the old object nor the new one."""
+    """Take a snapshot of a run and read its records. Do this again after a pause while listed objects are gone, because
+    a live run may be compacted meanwhile; give up after a few pauses. If an object was not listed at all, look once
+    more: while a compaction replaces objects, a listing may show neither the old object nor the new one."""
     pauses = list(mirror.PAUSES)
     while True:
         noted = DamageLog()
@@ -169,9 +169,9 @@ def _large(
 
 
 def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Dataset:
-    """Return the rows of readable shards. The sync and step of a shard's rows are known from its record without
-    reading the rows. So a query for some syncs opens only the shards of these syncs and, in compactions, only their
-    row groups."""
+    """Return the rows of readable shards. The record that admits a shard says the sync and the step of its rows, so
+    these are known without reading the rows. A query for some syncs therefore opens only the shards of these syncs and,
+    in compactions, only their row groups."""
     readable = [shard for shard in shards if shard["state"] in ("admitted", "waiting")]
     places = {it["key"]: place for it in readable if (place := it.get("place"))}
     facts = {it["key"]: {name: it.get(name) for name in FACTS} for it in readable if it["key"] not in places}
@@ -186,9 +186,9 @@ def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Datase
 
 
 def _of_compactions(snapshot: Snapshot, shards: Sequence[tuple[tables.Row, Place]]) -> list[ds.Fragment]:
-    """Return fragments with the row groups that this run admits, usually one fragment per compaction. A fork that
-    replays admits its parent's shards by other records than the compaction names. Such shards get one fragment for
-    each of the fork's records."""
+    """Return fragments with the row groups of these shards, usually one fragment per compaction. In a fork that
+    replays, other records admit a shard than in its parent, and the compaction names only the parent's. Such shards get
+    one fragment for each of the fork's records."""
     grouped: defaultdict[tuple[str, int | None, int | None, bool], list[Place]] = defaultdict(list)
     for row, place in shards:
         admitted = row.get("sync"), row.get("step")
@@ -213,9 +213,10 @@ def _ranges(places: Sequence[Place]) -> ds.Expression:
 
 
 def _with_extras(snapshot: Snapshot, shards: Sequence[tables.Row], places: Mapping[str, Place]) -> pa.Schema:
-    """Return the schema of trajectories with the columns that a task has added. The added columns are found in the
-    oldest and the newest shard of each searcher. A column is left out if the view already has its name, or if its name
-    or type differs between these shards."""
+    """Return the schema of trajectories with the columns that a task has added. The added columns are looked for in the
+    oldest and the newest shard of each searcher. Names of columns are compared without regard to case. An added column
+    is left out if the view already has a column of its name, or if two of these shards spell its name with different
+    capitals or give it different types. A column that only some of these shards have is kept."""
     oldest = {shard["searcher"]: shard["key"] for shard in reversed(shards)}
     newest = {shard["searcher"]: shard["key"] for shard in shards}
     objects = {places[key].compaction.object if key in places else key for key in (*oldest.values(), *newest.values())}

@@ -146,8 +146,9 @@ def accepts(spans: Sequence[Span], checkpoint: Version) -> bool:
 
 
 def stands(spans: Sequence[Span], version: Version) -> bool:
-    """True if a version or checkpoint belongs to the run as it stands. Version 0 always does, because all attempts that
-    start from the beginning start with the same weights. An attempt also publishes the version it starts from."""
+    """True if a version or checkpoint belongs to the chain. Version 0 always does, because all attempts that start from
+    the beginning start with the same weights. An attempt publishes the version that it starts from again, under its own
+    number; this version belongs to the chain too."""
     return not version.number or any(
         span.attempt == version.attempt and (span.covers(version.number) or span.first_sync == version.number + 1)
         for span in spans

@@ -1,4 +1,5 @@
-"""The wanted state of a run: whether it should go on, and with how many searchers. Changes use compare-and-swap."""
+"""The wanted state of a run: whether the run should continue or stop, and with how many searchers. Changes use
+compare-and-swap."""
 
 import json
 from contextlib import suppress
@@ -11,8 +12,8 @@ from storage.runs.run import Run
 from tba.errors import ConfigError, Conflict, Damaged
 
 _ADVICE = (
-    "whoever supervises the run restores it; where nobody does, remove this object: `tba resume` then goes on with "
-    "search.searchers of the settings"
+    "the run's supervisor restores it; if the run has no supervisor, remove this object: `tba resume` then takes the "
+    "number of searchers from the setting search.searchers"
 )
 
 
@@ -34,19 +35,20 @@ class State:
 
 
 def find_state(run: Run) -> State | None:
-    """Return the wanted state; None while nobody has set it. Damaged names the object if it is unreadable."""
+    """Return the wanted state; None if nobody has set it yet. Raise Damaged, naming the object, if it cannot be
+    read."""
     found = run.store.read_tagged(layout.STATE)
     return _decode(run, found[0]) if found else None
 
 
 def read_state(run: Run) -> State:
-    """Return the wanted state; the default state while nobody has set it."""
+    """Return the wanted state; the default state if nobody has set it yet."""
     return find_state(run) or State()
 
 
 def keep_state(run: Run, last: State | None) -> State | None:
-    """Return the wanted state, as `find_state` does. `last` is the state that was read before. Raise Damaged
-    also if there was one and its record is gone."""
+    """Return the wanted state; None if nobody has set it yet. `last` is the state that the caller read before. Raise
+    Damaged if the state cannot be read, or if it is gone although `last` is not None."""
     found = find_state(run)
     if found is None and last is not None:
         raise Damaged(f"{run.url}/{layout.STATE} is missing, although it existed before")
@@ -59,7 +61,8 @@ def is_state_known(run: Run) -> bool:
 
 
 def change_state(run: Run, **changes: Any) -> State:
-    """Change `desired`, `searchers` or `why`, and keep what other processes change at the same time."""
+    """Change `desired`, `searchers` or `why`, and return the new state. Changes that other processes make at the same
+    time are kept."""
     unknown = changes.keys() - {"desired", "searchers", "why"}
     if unknown:
         raise ConfigError(f"a run's state has no field {', '.join(sorted(unknown))}")
@@ -67,7 +70,10 @@ def change_state(run: Run, **changes: Any) -> State:
         found = run.store.read_tagged(layout.STATE)
         before = _known(run, found[0]) if found else State()
         state = replace(before, **changes, changed_at=records.now())
-        record = {**(json.loads(found[0]) if found else {}), **asdict(state)}  # also what a later version has added
+        record = {
+            **(json.loads(found[0]) if found else {}),
+            **asdict(state),
+        }  # keeps fields that a later version has added
         try:
             run.store.replace(layout.STATE, records.encode(record), tag=found[1] if found else None)
         except Conflict:
@@ -76,8 +82,8 @@ def change_state(run: Run, **changes: Any) -> State:
 
 
 def _known(run: Run, data: bytes) -> State:
-    """Return the state before a change. Raise Damaged, which says what to do, if it is unreadable: a change keeps
-    the other fields, and their values must not be guessed."""
+    """Return the stored state. If it cannot be read, raise Damaged, which says what to do: a change keeps the fields
+    that it does not set, so their values must be known."""
     try:
         return _decode(run, data)
     except Damaged as error:
@@ -91,7 +97,8 @@ def check_state(run: Run) -> None:
 
 
 def restore_state(run: Run, last: State) -> State:
-    """Write `last` as the wanted state if the stored state is damaged or gone. Return the state that is stored then."""
+    """Write `last` as the wanted state if the stored state is damaged or gone. Return the state that is stored
+    afterwards."""
     while True:
         found = run.store.read_tagged(layout.STATE)
         with suppress(Damaged):

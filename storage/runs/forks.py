@@ -31,8 +31,8 @@ class _Registration(NamedTuple):
 
 
 def register(parent: Run, name: str, origin: Parent) -> str:
-    """Make sure that the parent keeps what a fork will start from and draw from. Return the key of the registration.
-    Raise Missing, and register nothing, if some of these objects have been given up."""
+    """Register a fork, so that the parent keeps the checkpoint and the trajectories that the fork will need. Return the
+    key of the registration. Raise Missing, and register nothing, if some of these objects have been given up."""
     key = _create(parent, name, origin)
     checkpoint = _start_of(origin)
     # Pruning writes its record first and then looks for forks. A fork registers first and then looks for such records.
@@ -53,8 +53,8 @@ def unregister(parent: Run, key: str) -> None:
 
 
 def settle(parent: Run, name: str, key: str) -> None:
-    """Remove what other processes have registered under a fork's name. Only the process that created the fork, and
-    registered it as `key`, calls this."""
+    """Remove the registrations that other processes have made for a fork of this name. Only the process that created
+    the fork, and registered it as `key`, calls this."""
     for it in list(_registered(parent)):
         if it.fork == name and it.key != key:
             parent.own.delete(it.key)
@@ -77,7 +77,8 @@ def pinned_checkpoints(run: Run) -> set[Version]:
 
 
 def newest_pinned_record(run: Run) -> int:
-    """Return the number of the newest record of which registered forks draw rows; -1 if there is no such fork."""
+    """Return the number of the newest sync record from which a registered fork draws rows; -1 if no fork is
+    registered."""
     return max((it.origin.newest_record for it in _registered(run)), default=-1)
 
 
@@ -108,12 +109,13 @@ def _registered(run: Run) -> Iterator[_Registration]:
 
 
 def _start_of(origin: Parent) -> Version | None:
-    """Return the parent's checkpoint that a fork starts from; None if the fork needs none of the parent's."""
+    """Return the checkpoint of the parent that a fork starts from; None if the fork starts from no checkpoint or keeps
+    a checkpoint of its own."""
     return None if origin.rebuilt or not origin.sync else Version(origin.sync, origin.attempt)
 
 
 def _starts_a_fork(run: Run, checkpoint: Version) -> bool:
-    """True if a fork that exists starts from this checkpoint: the run itself, or a fork that it has registered."""
+    """True if this checkpoint is the start of an existing fork: of this run itself, or of a registered fork."""
     if run.parent and _start_of(run.parent) == checkpoint:
         return True
     found = [it for it in _registered(run) if _start_of(it.origin) == checkpoint]

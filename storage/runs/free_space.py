@@ -22,13 +22,14 @@ class Disk(TypedDict, total=False):
 
 
 def fullest_disk(run: Run) -> Disk:
-    """Return the fullest of the disks that hold the run (if it lies on a disk), copies and temporary files. Errors are
-    logged and never raised, because the caller has other work."""
+    """Return the free space of the fullest disk that the role writes to, and a folder on it. These disks hold the run
+    (if it is not remote), the cache, and temporary files. Errors are logged and never raised, because this is not worth
+    stopping the caller."""
     try:
         record = run.store.local_path(layout.RUN)
         folders = [cache_folder(""), Path(tempfile.gettempdir()), *([record.parent] if record else [])]
         free, folder = min((shutil.disk_usage(folder).free, str(folder)) for folder in folders)
     except (OSError, StorageError) as error:
-        log.debug("what is left on disks is not known: %s", error)
+        log.debug("the free space of disks is unknown: %s", error)
         return {}
     return {"disk_gb": round(free / 1e9, 3), "disk": folder}

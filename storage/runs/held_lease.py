@@ -1,4 +1,4 @@
-"""The lease of a role that is running: it is claimed under a new life, and renewed in the background."""
+"""The lease of a running role: the role takes the lease under a new life, and a thread renews it in the background."""
 
 import logging
 import os
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class HeldLease:
-    """The `Lease` of a role that is running. Held from the moment it is made; `close`, or leaving the context, gives
-    it back. A thread renews it every `every` seconds and goes on through any trouble with the store; what it learns
-    is raised by `check` in the caller's thread. A searcher says by `index` which one it is, and hears when it is one
-    too many.
+    """The `Lease` of a running role. The role holds the lease from the construction of this object until `close`, or
+    until the context ends. A thread renews the lease every `every` seconds, and continues if the store fails. If the
+    thread finds a reason to stop, `check` raises that reason in the caller's thread. `index` is the number of a
+    searcher; a searcher with a number that is not wanted any more has to stop.
 
-    A lease that cannot be read is replaced, with an event that names it: when it is claimed, under a life beyond every
-    known one; while it is held, under the same life."""
+    If the stored lease cannot be read, it is replaced, and an event names it. A role that takes a damaged lease gets a
+    life number higher than every known one; a role that holds the lease keeps its life number."""
 
     def __init__(
         self, run: Run, role: str, *, every: float, orphan_after: float | None = None, index: int | None = None
@@ -43,7 +43,7 @@ class HeldLease:
         self._key = layout.lease(role)
         self._stop_reasons = StopReasons(run, role, index=index, orphan_after=orphan_after)
         self._superseded: Superseded | None = None
-        self._lock = threading.Lock()  # guards the lease and its tag, and so every renewal
+        self._lock = threading.Lock()  # guards `_lease` and `_tag`, so only one renewal runs at a time
         self._said: tuple[str, dict[str, float]] = ("starting", {})
         self._signs = SignsOfLife()
         self._closing = threading.Event()
@@ -61,12 +61,12 @@ class HeldLease:
         return self._lease.life
 
     def tell(self, status: str, **progress: float) -> None:
-        """Set what the next renewals say."""
+        """Set the status and the progress that the next renewals write."""
         self._said = (status, progress)
         self._signs.give()
 
     def check(self) -> None:
-        """Raise the reason why the role has to end, if there is one. Each call shows that the role is not stuck."""
+        """Raise the reason why the role has to stop, if there is one. Each call shows that the role is not stuck."""
         self._signs.give_by_look()
         if verdict := self._superseded or self._stop_reasons.reason:
             raise verdict
@@ -74,11 +74,12 @@ class HeldLease:
             raise StorageError(f"{self.run.url}/{self._key} is no longer renewed: its renewal thread has died")
 
     def stop(self, why: str) -> None:
-        """Stop as if the run had been asked to. Takes no lock: it may be called by a signal handler."""
+        """Make the role stop as if its run had been asked to stop. This method takes no lock, so a signal handler may
+        call it."""
         self._stop_reasons.ask(why)
 
     def renew(self) -> None:
-        """Renew the lease at once, with what the role has told last."""
+        """Renew the lease at once, with the status and the progress of the last `tell`."""
         status, progress = self._said
         with self._lock:
             lease = replace(
@@ -99,7 +100,8 @@ class HeldLease:
                 self._lease = lease
 
     def close(self, status: str = "stopped") -> None:
-        """Say a last word and stop renewing. Never raises for trouble with the store; a second call does nothing."""
+        """Write a last status and stop renewing. Errors of the store are logged and not raised. A second call does
+        nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -133,7 +135,7 @@ class HeldLease:
             try:
                 tag = self.run.store.replace(self._key, encode_lease(lease), tag=found[1] if found else None)
             except Conflict:
-                continue  # the life before this one was just renewing it
+                continue  # the previous life has just renewed the lease
             if damage:
                 self._tell_repair(lease, f"{damage}: life {life} has replaced it, and a process that held it ends")
             return lease, tag
@@ -145,8 +147,9 @@ class HeldLease:
         events.write(DAMAGED, message, severity="warning")
 
     def _look_first(self) -> None:
-        """Look for a reason to stop. If the wanted state is damaged, a role with a supervisor begins all the same,
-        because the supervisor restores the state. After any other error the role gives the lease back and raises."""
+        """Look for a reason to stop before the role starts. If the wanted state is damaged, a role with a supervisor
+        starts all the same, because the supervisor restores the state. After any other error, close the lease as failed
+        and raise the error."""
         try:
             self._stop_reasons.look()
         except StorageError as error:
@@ -171,9 +174,9 @@ class HeldLease:
             log.warning("%s: %s", self.role, error)
 
     def _look_who_was_first(self, renewed: Lease) -> None:
-        """Find out why a renewal was refused. Another life may have taken the lease; this one may have renewed it
-        itself, by a request that was given up and arrived all the same; or the lease was damaged, or put back to an
-        older life: then it is written again. The highest life keeps it."""
+        """Find out why a renewal was refused, and react. If this life has written the stored lease itself (an earlier
+        request succeeded although it seemed to fail), continue from that lease. If the lease is damaged or belongs to
+        an older life, write it again. If a newer life has the lease, or the lease is gone, give way."""
         found = self.run.store.read_tagged(self._key)
         if found is None:
             return self._give_way()
@@ -194,7 +197,8 @@ class HeldLease:
         self._superseded = Superseded(f"another {self.role} has taken over {self.run.url}")
 
     def _take_back(self, renewed: Lease, tag: str, damage: str) -> None:
-        """Write the lease again. If another writer comes first here too, the next renewal looks again."""
+        """Write the lease again, and report this as a repair. If another process has written the lease meanwhile, do
+        nothing: the next renewal will find out."""
         with suppress(Conflict):
             self._tag = self.run.store.replace(self._key, encode_lease(renewed), tag=tag)
             self._lease = renewed
@@ -202,7 +206,7 @@ class HeldLease:
 
 
 def _next_life(run: Run, role: str, data: bytes | None) -> tuple[int, str]:
-    """Return the number of the next life of a role, and what is wrong with its lease if that cannot be read."""
+    """Return the number of the next life of a role, and what is wrong with the role's lease (empty if nothing is)."""
     if data is None:
         return lives.newest_with_events(run, role) + 1, ""
     try:

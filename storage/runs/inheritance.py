@@ -33,7 +33,7 @@ class Parent:
 
     @property
     def newest_record(self) -> int:
-        """The number of the parent's newest record that the fork draws on."""
+        """The number of the newest sync record of the parent that the fork uses."""
         return self.sync if self.replays is None else self.replays
 
     def encode(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class ForkedStore:
         return self.origin.replays is not None
 
     def inherits(self, key: str) -> bool:
-        """True if an object of this name belongs to the parent."""
+        """True if the object of this name belongs to the parent."""
         origin = self.origin
         if key.startswith(layout.TRAJECTORIES):
             return key in self.inherited_shards
@@ -110,7 +110,7 @@ class ForkedStore:
 
     @cached_property
     def _newest_inherited(self) -> dict[str, str]:
-        """The key of the last inherited shard in each searcher's folder."""
+        """For each searcher's folder, the key of the last shard that the fork inherits."""
         newest: dict[str, str] = {}
         for key in self.inherited_shards:
             folder = key.split("/")[1]
@@ -141,7 +141,8 @@ class ForkedStore:
         return sorted(entries)
 
     def _shares(self, prefix: str, after: str) -> bool:
-        """True if a listing must ask the parent, which may have stored many later objects."""
+        """True if a listing has to include the parent's objects. The parent is not listed without need, because it may
+        have stored many objects since the fork's start."""
         if not prefix.startswith(layout.TRAJECTORIES):
             return True
         folders = {f"{layout.TRAJECTORIES}{name}/": newest for name, newest in self._newest_inherited.items()}

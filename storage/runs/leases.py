@@ -1,8 +1,9 @@
-"""Leases: how a role says that it lives, and how it hears what is wanted of it.
+"""Leases: a role shows by its lease that it is alive.
 
-A lease is one object per role, renewed in the background by compare-and-swap. Each life of a role counts one up from
-the last, so an older incarnation notices at its next renewal that it has been superseded. Nobody compares clocks of
-two machines: a watcher judges by its own monotonic clock since the counter last changed.
+A lease is one object per role, which the role renews in the background by compare-and-swap. Each life of a role has a
+number higher by one than the life before, so an older life notices at its next renewal that it has been superseded.
+Nobody compares the clocks of two machines: a watcher measures on its own monotonic clock how long the counter of a
+lease has not changed.
 """
 
 import math
@@ -19,7 +20,7 @@ from tba.errors import Damaged
 
 SUPERVISOR = "supervisor"
 DAMAGED = "lease-damaged"
-"""The kind of the event, and of the alarm, that tells of a lease which cannot be read."""
+"""The kind of the event, and of the alarm, that reports an unreadable lease."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +33,22 @@ class Lease:
     status: str
     progress: dict[str, float] = field(default_factory=dict)
     renewed_at: str
-    supervised: bool  # stops by itself when no supervisor is left
-    quiet: float = 0.0  # seconds since the role itself, not only the thread that renews, gave a sign of life
-    hears_every: float = 0.0  # seconds: the longest time lately between two looks of the role at what is wanted
-    disk_gb: float | None = None  # left on the fullest of the disks that it writes to
-    disk: str = ""  # which: a folder on it
+    supervised: bool  # whether the role stops by itself if it has no supervisor
+    quiet: float = 0.0  # seconds since the role's own work, not only the renewing thread, gave a sign of life
+    hears_every: float = 0.0  # longest recent time between two checks whether to stop, in seconds
+    disk_gb: float | None = None  # free space on the fullest disk that the role writes to
+    disk: str = ""  # a folder on that disk
 
 
 def read_lease(run: Run, role: str) -> Lease | None:
-    """Return the lease of a role, None if nobody ever held one. Damaged, naming the object, if it cannot be read."""
+    """Return the lease of a role; None if no life of the role ever held one. Raise Damaged, naming the object, if the
+    lease cannot be read."""
     found = run.store.read_tagged(layout.lease(role))
     return decode_lease(run, layout.lease(role), found[0]) if found else None
 
 
 def readable_lease(run: Run, role: str) -> Lease | None:
-    """Return the lease of a role, None also where it is damaged: then nobody is known to hold it."""
+    """Return the lease of a role; None also if the lease is damaged, because its holder is then unknown."""
     try:
         return read_lease(run, role)
     except Damaged:
@@ -54,12 +56,13 @@ def readable_lease(run: Run, role: str) -> Lease | None:
 
 
 class Leases(NamedTuple):
-    leases: list[Lease]  # by role
-    damaged: dict[str, str]  # by role, what is wrong with those that cannot be read
+    leases: list[Lease]  # sorted by role
+    damaged: dict[str, str]  # by role: what is wrong with a lease that cannot be read
 
 
 def read_leases(run: Run, looking_at: LookingAt | None = None) -> list[Lease]:
-    """Return the leases of all roles, by role, but for those that cannot be read. `looking_at` hears of those."""
+    """Return the leases of all roles, sorted by role, without those that cannot be read. `looking_at` gets a Damaged
+    error for each lease that cannot be read."""
     found = read_roles(run)
     if looking_at:
         for role, problem in found.damaged.items():
@@ -69,7 +72,7 @@ def read_leases(run: Run, looking_at: LookingAt | None = None) -> list[Lease]:
 
 
 def read_roles(run: Run) -> Leases:
-    """Return the leases of all roles; a damaged one hides no other."""
+    """Return the leases of all roles that can be read, and what is wrong with each of the others."""
     found = Leases([], {})
     keys = {entry.key: role for entry in run.store.list(layout.ROLES) if (role := layout.parse_lease(entry.key))}
     for (key, role), data in zip(keys.items(), run.store.read_many(list(keys)), strict=True):
@@ -81,8 +84,8 @@ def read_roles(run: Run) -> Leases:
 
 
 def decode_lease(run: Run, key: str, data: bytes) -> Lease:
-    """The lease in `data`; Damaged, naming the object and what is wrong, unless it is one of the role it is named
-    after."""
+    """Return the lease in `data`. Raise Damaged, naming the object and the fault, unless `data` is a lease of the role
+    that `key` names."""
     required = ("role", "life", "host", "pid", "counter", "status", "renewed_at", "supervised")
     record = records.decode(data, f"{run.url}/{key}", *required)
     try:
@@ -94,7 +97,7 @@ def decode_lease(run: Run, key: str, data: bytes) -> Lease:
 
 
 def _check(lease: Lease, role: str | None) -> None:
-    """ValueError unless the values can be those of a lease."""
+    """Raise ValueError unless the lease is of this role and all its values are possible."""
     if lease.role != role:
         raise ValueError(f"role must be {role!r}, got {lease.role!r}")
     if not 0 < lease.life < lives.MOST_LIVES:
@@ -108,7 +111,8 @@ def _check(lease: Lease, role: str | None) -> None:
 
 
 def _numbers(progress: Any) -> dict[str, float]:
-    """Return what a role says of its progress, without numbers that were not finite and so were stored as null."""
+    """Return the progress that a lease reports, without the numbers that are null: they were not finite when the lease
+    was written."""
     if not isinstance(progress, dict):
         raise TypeError(f"progress must be an object, got a {type(progress).__name__}")
     for name, value in progress.items():

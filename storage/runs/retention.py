@@ -24,15 +24,15 @@ class GivenUp:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenUpShards:
-    """Admitted shards that were lost. The buffer of every later attempt does without them, so steps that an earlier
-    attempt took with them in its buffer cannot be taken again."""
+    """Admitted shards that were lost. The buffers of later attempts do not hold these shards. So if an earlier attempt
+    took steps while its buffer held them, these steps cannot be repeated."""
 
     keys: tuple[str, ...]
     first_sync: int  # the first sync that admitted any of them
     attempt: int  # the newest attempt when they were given up
 
     def were_there(self, sync: int, attempt: int) -> bool:
-        """True if the buffer of this attempt held any of them once it had applied record `sync`."""
+        """True if the buffer of this attempt held at least one of the shards after record `sync` was applied."""
         return attempt <= self.attempt and sync >= self.first_sync
 
     @classmethod
@@ -42,8 +42,8 @@ class GivenUpShards:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenUpPayloads:
-    """Says that rows have lost these columns: the rows admitted by records `first_sync` to `last_sync` that an index of
-    this eligibility rule cannot draw after record `last_sync`."""
+    """Payloads that were given up: the values in `columns` of rows admitted by records `first_sync` to `last_sync`.
+    Only the rows that an index with this eligibility rule cannot draw after record `last_sync` have lost them."""
 
     columns: tuple[str, ...]
     first_sync: int
@@ -52,8 +52,8 @@ class GivenUpPayloads:
     eligibility: Eligibility
 
     def lacks(self, start: int, newest: int) -> bool:
-        """True if steps that start from the state of sync `start` and draw from records up to `newest` may need what is
-        given up."""
+        """True if given-up payloads may be needed for the steps that continue from sync `start` and draw rows admitted
+        up to record `newest`."""
         return start < self.last_sync and newest >= self.first_sync
 
     def encode(self) -> dict[str, Any]:
@@ -62,8 +62,8 @@ class GivenUpPayloads:
 
     @classmethod
     def decode(cls, said: Mapping[str, Any]) -> Self:
-        """Decode the payloads that a record gives up. Older records lack the settings that did not exist yet; these get
-        their only values of that time."""
+        """Decode the payloads that a record gives up. A record that was written before a setting of the eligibility
+        rule existed lacks this setting; it gets the value that all runs had then."""
         names = {it.name for it in fields(Eligibility)}
         rule = {**_FIRST_RULE, **{name: value for name, value in said.items() if name in names}}
         others = {name: value for name, value in said.items() if name not in names}
@@ -92,7 +92,8 @@ def give_up(
     payloads: GivenUpPayloads | None = None,
     shards: GivenUpShards | None = None,
 ) -> int:
-    """Write the record that allows these objects to be removed, or says that they are lost. Return its number."""
+    """Write a retention record: it says that these versions, checkpoints and payloads may be removed, and that these
+    shards are lost. Return its number."""
     removed: dict[str, Any] = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
     if shards:
         removed["shards"] = asdict(shards)
@@ -118,11 +119,11 @@ def give_up(
 def keep_only(
     run: Run, prefix: str, found: Found, kept: Callable[[], Collection[Version]], *, why: str
 ) -> list[Version]:
-    """Give up and remove all versions or checkpoints that were found, except those in `kept`. Also remove what
-    interrupted writes and removals have left. Return what was removed.
+    """Give up and remove the versions or checkpoints in `found`, except those that `kept` returns. Also remove what
+    interrupted writes and removals have left behind. Return the names of what was removed.
 
-    `kept` is called again after the record is written. A process that begins to need a version registers first and then
-    looks for such records, so one of the two sees the other."""
+    `kept` is called again after the retention record is written. A process that begins to need a version first
+    registers this need and then looks for retention records, so one of the two processes sees what the other wrote."""
     removed = _remove(run, prefix, [it for it in found.complete if it not in kept()], kept, why)
     left = manifest_folders.left_behind(run.own, prefix, found)
     appeared = [it for it in left if not manifest_folders.sweep(run.own, f"{prefix}{it}/")]
@@ -145,8 +146,8 @@ def _remove(
 
 
 def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
-    """Return everything that retention records give up, of this run's own objects and of those that it inherits.
-    `looking_at` decides what becomes of a damaged record: Damaged is raised unless it says otherwise."""
+    """Return everything that was given up of this run's own objects and of the objects that it inherits. `looking_at`
+    decides what happens with a damaged record; by default Damaged is raised."""
     versions: set[Version] = set()
     checkpoints: set[Version] = set()
     shards: set[str] = set()
@@ -171,8 +172,8 @@ def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
 
 
 def given_up_payloads(run: Run) -> list[RetentionRecord]:
-    """Return the records that give up payloads: those of this run, and those of runs that it inherits from, if they
-    concern syncs that it shares."""
+    """Return the retention records that give up payloads: the records of this run and, for a fork, those records of its
+    ancestors that concern syncs which the fork inherits."""
     with records.reading(f"{run.url}/{layout.RETENTION}"):
         found = [_of_payloads(it) for it in _told(run) if "payloads" in it["removed"]]
     if run.older and run.parent:
@@ -181,8 +182,9 @@ def given_up_payloads(run: Run) -> list[RetentionRecord]:
 
 
 def lost_for(run: Run, sync: int, attempt: int) -> str | None:
-    """Return the name of a record that keeps steps of an attempt on record `sync` from being taken again, because it
-    gives up shards that were in the buffer then; None if there is none."""
+    """Return the name of a retention record that makes the steps of `attempt` on record `sync` unrepeatable: it gives
+    up shards that were in the buffer of this attempt after record `sync` was applied. None if there is no such
+    record."""
     for record in _told(run):
         name = layout.retention(record["retention"])
         with records.reading(f"{run.url}/{name}"):
@@ -193,8 +195,9 @@ def lost_for(run: Run, sync: int, attempt: int) -> str | None:
 
 
 def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:
-    """Return the record that prevents steps from the state of sync `start` that draw from records up to `newest`. If
-    there are several, return the one that gives up the most recent syncs; None if there is none."""
+    """Return a retention record that gave up payloads which may be needed for the steps that continue from sync `start`
+    and draw rows admitted up to record `newest`. Of several such records, return the one that reaches the latest sync.
+    None if there is no such record."""
     found = [it for it in given_up_payloads(run) if it.payloads.lacks(start, newest)]
     return max(found, key=lambda it: it.payloads.last_sync, default=None)
 

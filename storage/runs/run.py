@@ -19,8 +19,8 @@ _FIELDS = ("run", "created_at", "created_by", "code_version", "schema_version", 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A stored run. `Run.create` makes a new run, and `Run.open` opens one. `config` has the settings as they are
-    stored; `tba.config.parse` makes a `Config` of them. The store of a fork also shows the objects that the fork
+    """A run that `Run.create` has created or `Run.open` has opened. `config` has the settings as they are stored;
+    `tba.config.parse` converts them to a `Config`. The store of a fork also shows the objects that the fork
     inherits."""
 
     name: str
@@ -31,8 +31,8 @@ class Run:
     sampler_sql: str = field(repr=False)
     code_version: str
     created_at: str
-    created_by: str  # who asked for the run
-    parent: Parent | None  # where the run was forked from, if it is a fork
+    created_by: str  # the command, or the id of the flow run, that created the run
+    parent: Parent | None  # of a fork
     digests: bool = False  # whether every record of the run was written with a digest
     inherits: ForkedStore | None = field(default=None, repr=False)  # the store of a fork, which knows what it inherits
     older: "Run | None" = field(default=None, repr=False)  # the run that a fork was made from
@@ -49,8 +49,8 @@ class Run:
         created_by: str = "",
         parent: Parent | None = None,
     ) -> Self:
-        """Create a run, after a test that the store is safe to use. Raise AlreadyExists if the name is taken. A fork
-        must have the root of its parent."""
+        """Create a run on a store that is first proven safe. Raise AlreadyExists if the name is taken. A fork is stored
+        beside its parent."""
         store = open_store(layout.run_url(root, name), deadline=_deadline(config))
         try:
             probe(store)
@@ -87,7 +87,7 @@ class Run:
             raise Missing(f"there is no run at {store.url}: it has no {layout.RUN}") from None
         name = f"{store.url}/{layout.RUN}"
         written = records.decode(data, name, "schema_version")["schema_version"]
-        if written != SCHEMA_VERSION:  # checked first: a record of another version may have other fields
+        if written != SCHEMA_VERSION:  # checked first: another version may have other fields
             raise StorageError(
                 f"{store.url} was written with schema version {written}, but this code reads only {SCHEMA_VERSION}"
             )
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def own(self) -> Store:
-        """The run's store without the objects that a fork inherits."""
+        """The store of the run's own objects, without the objects that a fork inherits."""
         return self.inherits.own if self.inherits else self.store
 
     def for_reading(self, looking_at: LookingAt) -> "Run":

@@ -1,4 +1,4 @@
-"""When a role last gave a sign of life, and how long it takes to hear that it is to stop."""
+"""Measures when a role last gave a sign of life, and how often it checks whether it has to stop."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ _LATELY = 600.0  # seconds for which the longest time between two looks at what 
 
 
 class SignsOfLife:
-    """Several threads of a role may give signs at once."""
+    """The signs of life of one role. Several threads may give signs at the same time."""
 
     def __init__(self) -> None:
         self._last_sign = time.monotonic()
@@ -17,11 +17,11 @@ class SignsOfLife:
         self._lock = threading.Lock()
 
     def give(self) -> None:
-        """Note that the role does something."""
+        """Note a sign of life: the role has just done some work."""
         self._last_sign = time.monotonic()
 
     def give_by_look(self) -> None:
-        """Note that the role looks at what is wanted of it, which is a sign of life too."""
+        """Note that the role has just checked whether it has to stop. This is a sign of life too."""
         self._last_sign = now = time.monotonic()
         with self._lock:
             gap, self._last_look = now - (self._last_look or now), now
@@ -36,6 +36,6 @@ class SignsOfLife:
         return time.monotonic() - self._last_sign
 
     def longest_gap(self) -> float:
-        """Return the longest time between two looks within the last ten minutes, in seconds."""
+        """Return the longest time between two such checks, in seconds, within the last ten minutes."""
         with self._lock:
             return self._gaps[0][1] if self._gaps else 0.0

@@ -1,4 +1,5 @@
-"""Why a role has to stop: its run was asked to, it is one searcher too many, or nobody supervises it."""
+"""The reasons why a role has to stop: its run was asked to stop, fewer searchers are wanted, or the role has no
+supervisor."""
 
 import time
 
@@ -9,8 +10,8 @@ from tba.errors import Damaged, Stopped, StorageError
 
 
 class StopReasons:
-    """The reason why a role has to stop, once there is one. A searcher says by `index` which one it is. With
-    `orphan_after`, a role has to stop after so many seconds without a supervisor."""
+    """Finds the reason why a role has to stop. `index` is the number of a searcher: it has to stop if fewer searchers
+    are wanted. With `orphan_after`, a role has to stop after so many seconds without a supervisor."""
 
     def __init__(self, run: Run, role: str, *, index: int | None = None, orphan_after: float | None = None):
         self.run, self.role = run, role
@@ -24,12 +25,13 @@ class StopReasons:
         return self._silence is not None
 
     def ask(self, why: str) -> None:
-        """Ask the role to stop, as if its run had been. Takes no lock: it may be called by a signal handler."""
+        """Ask the role to stop, as if its run had been asked to stop. This method takes no lock, so a signal handler
+        may call it."""
         self.reason = self.reason or Stopped(f"{self.role} was asked to stop: {why}")
 
     def look(self) -> None:
-        """Look for a reason: in the run's state, then at whether anybody still supervises. Damaged if the state cannot
-        be read."""
+        """Look for a reason to stop: first in the wanted state of the run, then whether the role still has a
+        supervisor. Raise Damaged if the wanted state cannot be read."""
         if self.reason:
             return
         damage: Damaged | None = None
@@ -49,11 +51,11 @@ class StopReasons:
         if state.desired == "stop":
             self.reason = Stopped(f"{self.run.name} was asked to stop{f': {state.why}' if state.why else ''}")
         elif self._index is not None and self._index >= state.searchers:
-            self.reason = Stopped(f"{self.role} is one too many of {state.searchers}")
+            self.reason = Stopped(f"{self.role} is not wanted any more: the run wants {state.searchers} searcher(s)")
 
 
 class _Silence:
-    """How long no supervisor has been seen."""
+    """Measures for how long no supervisor has renewed its lease."""
 
     def __init__(self, run: Run, limit: float):
         self.run = run
@@ -62,8 +64,9 @@ class _Silence:
         self._since = time.monotonic()
 
     def measure(self) -> float | None:
-        """Seconds of silence, if they are too many. A store that cannot be read says nothing about supervisors, so
-        the time starts anew. A damaged lease is silence: a supervisor that lives would write it again."""
+        """Return the seconds of silence if they exceed the limit, else None. If the store cannot be read, the time
+        starts anew, because this says nothing about the supervisor. A damaged lease counts as silence: a living
+        supervisor would write it again."""
         try:
             lease = readable_lease(self.run, SUPERVISOR)
         except StorageError:

@@ -84,10 +84,10 @@ class Versions:
         return self._bases.get(version)
 
     def prune(self, *, keep: int, every: int) -> list[Version]:
-        """Remove the versions that nothing needs. These stay: the newest `keep`; every `every`-th, because it is
-        evaluated (this includes the reference, whose number is 0); those with a checkpoint of the same name; and the
-        bases of all these. If searchers go in step, the newest `keep` numbers stay of earlier attempts too, because a
-        round may need such a version. Return the removed versions."""
+        """Remove the versions that nothing needs, and return them. These versions stay: the newest `keep`; every
+        `every`-th, because it is evaluated (this includes the reference, whose number is 0); those with a checkpoint of
+        the same name; and the bases of all these. If searchers go in step, versions of earlier attempts stay too if
+        they have one of the newest `keep` numbers, because a round may need such a version."""
         found = manifest_folders.survey(self.run.own, layout.VERSIONS)
         in_step = self.run.config.get("sync", {}).get("lag") is not None
         newest = found.complete[-1].number if in_step and found.complete else -1

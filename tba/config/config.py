@@ -249,7 +249,9 @@ def _explain(error: Any, *section: str) -> str:
     place, chosen = [*section, *map(str, error["loc"])], ""
     if place[0:1] and place[0] in KINDS:
         if error["type"] == "union_tag_invalid" and isinstance(error["input"], Mapping):
-            return f"{place[0]}.name must be one of {error['ctx']['expected_tags']}, got {error['input']['name']!r}"
+            known = ", ".join(repr(name) for name in KINDS[place[0]] if name != "custom")
+            other = " or the path of a class" if "custom" in KINDS[place[0]] else ""
+            return f"{place[0]}.name must be one of {known}{other}, got {error['input']['name']!r}"
         if len(place) == 1 and not isinstance(error["input"], Mapping):
             return f"{place[0]} must be a section of settings, got {error['input']!r}"
         chosen = place.pop(1) if len(place) > 1 else ""

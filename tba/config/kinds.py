@@ -1,7 +1,7 @@
 """The two sections whose settings depend on the setting `name`: the objective and the engine."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from tba.config.engine import ENGINES, CustomEngine
@@ -27,7 +27,7 @@ def switched(before: Any, name: Any, section: str) -> dict[str, Any]:
     kind = kind_of(section, name)
     if kind is None:
         return {**_values(before), "name": name}
-    chosen = {field: value for field, value in _values(before).items() if value != _defaults(type(before))[field]}
+    chosen = {field: value for field, value in _values(before).items() if value != _defaults(type(before)).get(field)}
     return {**_defaults(kind), **chosen, "name": name}
 
 
@@ -36,7 +36,8 @@ def _values(section: Any) -> dict[str, Any]:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
+    """Return the default of every setting that has one."""
+    known: dict[str, Any] = vars(kind)["__pydantic_fields__"]
     return {
-        field.name: field.default_factory() if field.default_factory is not MISSING else field.default
-        for field in fields(kind)
+        name: field.get_default(call_default_factory=True) for name, field in known.items() if not field.is_required()
     }

@@ -219,7 +219,7 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
         training_state = learners[-1].state(step=step, sync=sync)
         writing.submit(lambda: write(training_state, Path(folder)))
 
-    def write(found: TrainingState, folder: Path) -> None:
+    def write(training_state: TrainingState, folder: Path) -> None:
         """Write this rank's file. If this fails, report the error and end the process: rank 0 waits for the file, and
         may send no further order that could be answered with the error."""
         try:

@@ -436,6 +436,13 @@ def test_an_engine_of_ones_own_is_named_by_its_path_and_has_options():
     config = preset("quickstart").replace(changes)
     assert config.engine == CustomEngine(name="package.module:Class", options={"url": "http://localhost"})
     assert parse(json.loads(json.dumps(config.to_dict()))) == config
+    plain = preset("quickstart").replace({"engine.name": "package.module:Class"})
+    assert plain.engine == CustomEngine(name="package.module:Class")
+    assert plain.replace({"engine.name": "transformers"}).engine == TransformersEngine()
+    with pytest.raises(
+        ConfigError, match=r"engine\.name must be one of 'auto', .* or the path of a class, got 'sglang'"
+    ):
+        preset("quickstart").replace({"engine.name": "sglang"})
     with pytest.raises(ConfigError, match=r"engine\.name must match pattern .*, got 'package:a:b'"):
         preset("quickstart").replace({"engine.name": "package:a:b"})
 

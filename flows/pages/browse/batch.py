@@ -1,4 +1,5 @@
-"""The batch of a step: the responses that it drew, slot by slot, and how far each was raised or lowered."""
+"""The batch of a step: which responses it drew, slot by slot, and whether the step made each response more or less
+probable."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from draws_all where sync = {sync} and step = {step} and attempt = {attempt} gro
 
 @dataclass(frozen=True)
 class Drawn:
-    """A response of a slot, with all of its draws there."""
+    """A response that the step drew in a slot, and how many times it was drawn there."""
 
     row: dict[str, Any]
     times: int
@@ -37,13 +38,14 @@ class Drawn:
 
     @property
     def log_ratio(self) -> float | None:
-        """The log-ratio of the response under the policy of the step."""
+        """The log-ratio of the response: its log-probability under the policy of the step minus that under the
+        reference."""
         logp, reference = self.row["logp"], self.row["ref_logp"]
         return None if logp is None or reference is None else logp - reference
 
     def target(self, beta: float | None) -> float | None:
-        """Return the log-ratio at which a balancing objective leaves the response as it is. None if reward and log Z do
-        not give the target: the target is tempered, or is not a log-ratio of the policy to the reference."""
+        """Return the log-ratio that a balancing objective aims at for this response. None if reward and log Z do not
+        determine it, because the objective uses a tempered target or another log-ratio."""
         row, log_ratio = self.row, self.log_ratio
         if log_ratio is None or row["residual"] is None or row["log_z"] is None or not beta:
             return None
@@ -74,7 +76,7 @@ class Batch:
 
 
 def mean_reward(slot: Slot) -> float:
-    """Return the mean over the draws of a slot."""
+    """Return the mean reward of the draws of a slot."""
     return sum(it.row["reward"] * it.times for it in slot) / sum(it.times for it in slot)
 
 

@@ -143,8 +143,9 @@ class Guard:
         )
 
     def _let_in(self, path: str, given: dict[str, str]) -> Response:
-        """Return a page that sets the cookie and then goes to the requested page by itself. A redirection would count
-        as coming from the site whose link was followed, and the browser would not send a strict cookie along."""
+        """Return a page that sets the cookie and then opens the requested page. A redirect is not possible: after a
+        link on another site, the browser would count the redirect as coming from that site, and would not send a strict
+        cookie."""
         there = f"/{path.lstrip('/')}" + (f"?{urlencode(given)}" if given else "")
         response = HTMLResponse(render("browse/welcome.html", there=there))
         assert self.door.token

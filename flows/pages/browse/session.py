@@ -19,8 +19,8 @@ __all__ = ["Look", "Refused", "TooLong"]
 
 
 class Look:
-    """The state of a run that all pages show. A query may take `seconds`, and so may its wait for earlier queries. If a
-    query takes longer, its process ends with it, and the next query reads the run again."""
+    """The state of a run that all pages show. A query may take `seconds`, and may wait as long for earlier queries. If
+    a query takes longer and cannot be interrupted, its process is killed, and the next query reads the run again."""
 
     def __init__(self, run: Run, seconds: float):
         self.run = run
@@ -36,7 +36,7 @@ class Look:
         self.summary: Summary = summarise(self.run)
 
     def refresh(self) -> None:
-        """Read the run again. If that fails, pages keep showing the state before."""
+        """Read the run again. If reading fails, raise the error; pages continue to show the earlier state."""
         with self._turn():
             self._queries.refresh()
 

@@ -57,8 +57,8 @@ class CompactedRows:
         return with_later(table)
 
     def place_now(self, shard: Shard, gone: Place | None) -> Place | None:
-        """Return the new place of a shard that has just been compacted, perhaps again, so that it no longer is in the
-        place `gone`. Return None if there is no new place."""
+        """Return the new place of a shard that was not found at the place `gone`, because it has been compacted,
+        perhaps again. Return None if there is no new place."""
         known = self._compactions.place(shard)
         now = self._compactions.place_now(shard, known) if known in (None, gone) else known
         return None if now == gone else now
@@ -101,7 +101,8 @@ class CompactedRows:
                 raise Damaged(f"{key}: {part.given_up} rows lack their tokens, but no retention record gives these up")
 
     def _gives_up(self, part: Part) -> bool:
-        """True if a retention record gives up the payloads of a shard. Also look at records written meanwhile."""
+        """True if a retention record gives up the payloads of a shard. Records that were written during the check count
+        too."""
         if not _is_given_up(part.sync, self._payloads):
             self._payloads = given_up_payloads(self._run)
         return _is_given_up(part.sync, self._payloads)

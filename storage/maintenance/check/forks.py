@@ -19,16 +19,18 @@ def check_forks(context: CheckContext) -> None:
         with findings.looking_at(key), suppress(Missing):  # removed meanwhile: the fork was abandoned before it existed
             origin = Parent.decode(context.records.decode(key, "fork"), key)
             if origin.run != run.name:
-                findings.report(key, f"says that it leaves run {origin.run!r}")
+                findings.report(key, f"is the record of a fork of another run, {origin.run!r}")
     if forks:
         findings.count("forks", len(forks))
     if run.older:
         with findings.looking_at(layout.RUN):
             origins = _registered_origins(run, run.older)
             if not origins:
-                raise Damaged(f"its parent has no record of it in {layout.FORKS}: nothing keeps what it needs")
+                raise Damaged(
+                    f"its parent has no record of this fork in {layout.FORKS}, so pruning may remove what it needs"
+                )
             if run.parent not in origins:
-                raise Damaged(f"its parent's record of it in {layout.FORKS} says that it leaves it elsewhere")
+                raise Damaged(f"its parent's record of this fork in {layout.FORKS} has another origin than run.json")
 
 
 def versions_of_parent(run: Run) -> list[Version]:

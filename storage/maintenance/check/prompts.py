@@ -43,8 +43,9 @@ def _check_records(context: CheckContext) -> dict[str, Digest]:
 
 
 def _check_every_record_is_there(context: CheckContext, lacking: Mapping[str, str]) -> None:
-    """Report the missing record of each of these objects; `lacking` has the split of each. Only note it in older runs,
-    which have no such records, and in a run without syncs, which may be about to write them."""
+    """Report that the record of each object in `lacking` is missing; `lacking` has the split of each object by key. In
+    older runs, which have no such records, and in a run without syncs, whose trainer may be about to write them, only
+    note this."""
     for key, split in lacking.items():
         record_key = layout.prompts_record(split)
         if record_key in context.listed[layout.PROMPTS]:

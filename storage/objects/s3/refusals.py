@@ -44,7 +44,7 @@ class CutShort(OSError):
 
 
 def final_refusal(error: Exception, operation: str) -> Refused | None:
-    """Return the refusal that an error stands for; None if another try may do better."""
+    """Return the final refusal that an error contains; None if another try may succeed."""
     if said := _said(error):
         busy = said.status in _TRY_AGAIN or (said.status >= 500 and said.status != 501)
         # The body of a 404 says what is missing: object, bucket or upload. Only the answer to HEAD has no body.
@@ -62,7 +62,8 @@ def describe(error: Exception) -> str:
 
 
 def check_whole(operation: str, answer: dict[str, Any]) -> None:
-    """Raise CutShort if an answer lacks a part of its body, or what every answer to its operation has."""
+    """Raise CutShort if a part of the body of an answer is missing, or if the answer lacks the field that every answer
+    to this operation has."""
     if operation == "get_object":
         expected = _promised_bytes(answer)
         if expected not in (None, len(answer["Body"])):
@@ -82,7 +83,8 @@ def _said(error: Exception) -> Refused | None:
 
 
 def _promised_bytes(answer: dict[str, Any]) -> int | None:
-    """Return how many bytes the body of an answer must have; None if nothing but its Content-Length says so."""
+    """Return how many bytes the body of an answer must have, according to its range or to our own metadata; None if
+    neither says so. Content-Length is not used."""
     if part := re.fullmatch(r"bytes (\d+)-(\d+)/.*", answer.get("ContentRange", "")):
         return int(part[2]) - int(part[1]) + 1
     length = answer.get("Metadata", {}).get("length", "")

@@ -96,11 +96,11 @@ def test_steps_before_what_was_given_up_are_refused_and_later_ones_are_not(
     assert audit.audit(run, STEPS).ok
     name = rf"retention/{done['retention']:06d}\.json"
     for step in (1, oldest):
-        with pytest.raises(ConfigError, match=rf"{name} of .*; steps can be taken again from step {oldest + 1} on"):
+        with pytest.raises(ConfigError, match=rf"{name} of .*; steps can be repeated from step {oldest + 1} on"):
             audit.audit(run, step)
-    with pytest.raises(ConfigError, match=rf"{name} of .*; it can be left from step {oldest} on"):
+    with pytest.raises(ConfigError, match=rf"{name} of .*; a fork can start from step {oldest} or later"):
         fork.fork(run, 2, {}, name="early")
-    with pytest.raises(ConfigError, match=rf"sampling.capacity: at most {CAPACITY}, .* got 50"):
+    with pytest.raises(ConfigError, match=rf"sampling.capacity must be at most {CAPACITY}, .* got 50"):
         fork.fork(run, oldest, {"sampling.capacity": "50"}, name="wide", replay=True)
     assert not run.store.list(layout.FORKS)
     later = fork.fork(run, oldest, {}, name="later", replay=True)
@@ -184,7 +184,7 @@ def test_the_command_says_what_it_did(compacted: Run, tmp_path: Path, capsys: py
     assert "0 written now" in said
     assert "no tokens were given up" not in said
     run = copied(compacted, tmp_path)
-    for said in ("trajectories were given up: retention", "no tokens were given up: those left can"):
+    for said in ("trajectories were given up: retention", "no tokens were given up: all trajectories"):
         assert cli.main(["compact", run.url, "--drop-payloads"]) == 0
         assert said in capsys.readouterr().out
     assert cli.main(["compact", str(tmp_path / "none")]) == 2

@@ -180,9 +180,9 @@ def test_a_folder_that_can_be_none_of_this_machine_is_refused_before_anything_is
 ):
     monkeypatch.chdir(tmp_path)
     for name, says in (
-        ("s3://bucket/x", "DIR: a folder of this machine"),
-        (".", "DIR: . is where"),
-        ("/", "DIR: / is where"),
+        ("s3://bucket/x", "DIR: must be a folder on this machine"),
+        (".", "DIR: . is a mount point"),
+        ("/", "DIR: / is a mount point"),
     ):
         assert main(["export", run.url, "--query", "from steps", name]) == 2
         assert says in capsys.readouterr().err

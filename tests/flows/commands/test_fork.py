@@ -350,8 +350,8 @@ def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_a
         (6, {"search.temperature": "1"}, "x", r"search.temperature is shared with the parent"),
         (6, {"search.prompts_from": "first"}, "x", r"search.prompts_from is shared with the parent"),
         (6, {"search.prompts_where": "tries > 0"}, "x", r"search.prompts_where is shared with the parent"),
-        (6, {"start.step": "1"}, "x", r"start.step follows from --step"),
-        (6, {"training.steps": "6"}, "x", r"training.steps must be > 6, the step after which the fork goes on, got 6"),
+        (6, {"start.step": "1"}, "x", r"start.step is set by --step"),
+        (6, {"training.steps": "6"}, "x", r"training.steps must be > 6, the step after which the fork starts, got 6"),
         (6, {"sync.lag": "0"}, "x", r"sync.lag can be set in a fork only if the parent sets it too"),
         (
             6,
@@ -362,7 +362,7 @@ def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_a
         (6, {"training.optimizer": "adamw-8bit"}, "x", r"training.optimizer is 'adamw' in the parent, .* 'adamw-8bit'"),
         (6, {"training.stepz": "6"}, "x", r"unknown setting 'training.stepz'"),
         (6, {}, "whole", r"run 'whole' exists already"),
-        (STEPS, {}, "x", r"training.steps must be > 24, the step after which the fork goes on"),
+        (STEPS, {}, "x", r"training.steps must be > 24, the step after which the fork starts"),
         (6, {}, "not a name", r"run: a name of letters"),
     ],
 )
@@ -477,13 +477,13 @@ def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_
     parent = SyntheticRun(str(tmp_path), "first", **{"sampling.capacity": 4}).finish().run
     with monkeypatch.context() as patch:
         before_write(patch, 1, lambda: compact(parent, keep_checkpoints=1, drop_beyond=make_eligibility(4)))
-        with pytest.raises(ConfigError, match=r"sampling.capacity: at most 4, .* got 50"):
+        with pytest.raises(ConfigError, match=r"sampling.capacity must be at most 4, .* got 50"):
             fork.fork(parent, 8, {"sampling.capacity": "50", "training.steps": "20"})
-    with pytest.raises(ConfigError, match=r"--set: sampling.evict: 'oldest', as of the others .* got 'worst'"):
+    with pytest.raises(ConfigError, match=r"--set: sampling.evict must be 'oldest', because .* got 'worst'"):
         fork.fork(parent, 8, {"sampling.evict": "worst", "training.steps": "20"})
-    with pytest.raises(ConfigError, match=r"--set: sampling.copies: 'newest', as of the others .* got 'all'"):
+    with pytest.raises(ConfigError, match=r"--set: sampling.copies must be 'newest', because .* got 'all'"):
         fork.fork(parent, 8, {"sampling.copies": "all", "training.steps": "20"})
-    with pytest.raises(ConfigError, match=r"--set: sampling.max_age: None, as of the others .* got 9"):
+    with pytest.raises(ConfigError, match=r"--set: sampling.max_age must be None, because .* got 9"):
         fork.fork(parent, 8, {"sampling.max_age": "9", "training.steps": "20"})
     assert not parent.store.list(layout.FORKS)
     assert fork.fork(parent, 8, {"training.steps": "20"}).name == "first-8"
@@ -526,11 +526,11 @@ def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):
 
 def test_the_commands_say_what_they_did(killed: Run, unbroken: Run, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["audit", killed.url, "--step", "3"]) == 0
-    assert "the step is what the ledger says: 32 rows" in capsys.readouterr().out
+    assert "the step matches the ledger: 32 rows" in capsys.readouterr().out
     assert cli.main(["audit", killed.url, "--step", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
     assert cli.main(["audit", killed.url, "--step", "0"]) == 2
-    assert "--step: between 1 and 24, got 0" in capsys.readouterr().err
+    assert "--step: must be between 1 and 24, got 0" in capsys.readouterr().err
     assert cli.main(["fork", killed.url, "--step", "12", "--no-start", "--set", "sampling.recent_share=0.9"]) == 0
     made = Run.open(capsys.readouterr().out.strip())
     assert (made.name, made.config["sampling"]["recent_share"]) == ("whole-12", 0.9)

@@ -111,7 +111,10 @@ def test_a_run_learns_from_what_was_imported_alone_and_so_does_a_fork_which_take
     for it in (run, same, further):
         assert check(it).problems == [] and audit.audit(it, STEPS).ok
     assert main(["import", run.url, more]) == 2
-    assert "has finished, nothing would admit them; `tba fork taken --step 8" in capsys.readouterr().err
+    assert (
+        "has finished and cannot admit them: import into a fork, made by `tba fork taken --step 8"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
@@ -255,7 +258,7 @@ def test_another_file_with_the_number_of_one_that_was_imported_is_refused(
     assert main(["import", run.url, one, "--dry-run"]) == 0
     assert main(["import", run.url, one]) == 0
     assert main(["import", run.url, two]) == 2
-    assert "2.jsonl: searcher 1234567890 is another file already" in capsys.readouterr().err
+    assert "2.jsonl: another file was imported under its number, 1234567890" in capsys.readouterr().err
     assert "imported already" in imported(run, one, capsys=capsys)
 
 
@@ -370,9 +373,12 @@ def test_a_row_that_gives_a_field_twice_is_named_and_nothing_is_stored(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--map", "answer=x"], "--map: FIELD=NAME with a field of prompt_id, prompt, response"),
+        (["--map", "answer=x"], "--map: FIELD=NAME where FIELD is one of prompt_id, prompt, response"),
         (["--version", "3"], "--version: taken keeps no version 3"),
-        (["--map", "reward=scroe"], "a.jsonl has a 'scroe' to be reward; its first has 'prompt_id', 'response_tokens'"),
+        (
+            ["--map", "reward=scroe"],
+            "a.jsonl has 'scroe', which should become reward; its first row has 'prompt_id', 'response_tokens'",
+        ),
         (["--map", "reward=a", "reward=b"], "--map: reward cannot be 'a' and 'b'"),
     ],
 )

@@ -79,8 +79,8 @@ def test_whoever_does_not_stop_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("changes", "searchers", "said"),
     [
-        ({}, "-1", "--searchers: between 0 and 1000, got -1"),
-        ({"sync.lag": 1, "search.prompts_per_round": 64}, "3", "waits for each of 2 where sync.lag is set, got 3"),
+        ({}, "-1", "--searchers: must be between 0 and 1000, got -1"),
+        ({"sync.lag": 1, "search.prompts_per_round": 64}, "3", "must stay 2 if sync.lag is set, because the trainer"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused(

@@ -276,7 +276,7 @@ def test_a_searcher_too_many_is_asked_and_then_made_to_end(kept: Kept):
     kept.roles.look()
     assert kept.roles.unwanted() == [w]
     kept.keeper.drain(w)
-    assert kept.events[-1].message == "searcher-001 is asked to stop: one too many of 1"
+    assert kept.events[-1].message == "searcher-001 is asked to stop: the run wants only 1 searcher(s)"
     life, grace = kept.launcher.lives[0], kept.keeper.limits.stop_grace
     kept.keeper.drain(w)
     assert not life.sent

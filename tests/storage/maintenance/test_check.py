@@ -475,7 +475,11 @@ def test_a_place_in_a_round_that_is_filled_twice_is_found(whole: Run):
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [("garbage", "JSON"), ('{"fork": "fork"}', "lacks 'run'"), (None, "says that it leaves run 'another'")],
+    [
+        ("garbage", "JSON"),
+        ('{"fork": "fork"}', "lacks 'run'"),
+        (None, "is the record of a fork of another run, 'another'"),
+    ],
 )
 def test_a_record_of_a_fork_that_makes_no_sense_is_found(parent: Run, content: str | None, problem: str):
     fork(parent, 2)
@@ -497,9 +501,13 @@ def test_a_fork_that_its_parent_does_not_know_is_found(parent: Run):
     path_of(parent, layout.fork("another")).write_text("{")  # the parent is responsible for this object
     assert check(run).ok
     rewrite_json(parent, key, sync=1)
-    assert found(check(run), layout.RUN, "its parent's record of it in forks/ says that it leaves it elsewhere")
+    assert found(check(run), layout.RUN, "its parent's record of this fork in forks/ has another origin than run.json")
     parent.store.delete(key)
-    assert found(check(run), layout.RUN, "its parent has no record of it in forks/: nothing keeps what it needs")
+    assert found(
+        check(run),
+        layout.RUN,
+        "its parent has no record of this fork in forks/, so pruning may remove what it needs",
+    )
 
 
 def test_a_shard_that_is_admitted_twice_is_found(whole: Run):

@@ -107,7 +107,7 @@ def test_a_state_that_is_gone_wants_nothing_else_than_before(run: Run):
         eventually(lambda: counter(run, "searcher-002") > before + 3)
         stays.check()
         change_state(run, searchers=2)
-        check_until(stays, Stopped, "searcher-002 is one too many of 2")
+        check_until(stays, Stopped, "searcher-002 is not wanted any more")
 
 
 def test_a_searcher_that_is_one_too_many_stops_by_itself_and_no_other(run: Run):
@@ -119,7 +119,7 @@ def test_a_searcher_that_is_one_too_many_stops_by_itself_and_no_other(run: Run):
     ):
         leaves.check()
         change_state(run, searchers=2)
-        check_until(leaves, Stopped, "searcher-002 is one too many of 2")
+        check_until(leaves, Stopped, "searcher-002 is not wanted any more")
         for held in (stays, trainer):
             before = counter(run, held.role)
             eventually(lambda held=held, before=before: counter(run, held.role) > before + 1)
