@@ -227,7 +227,8 @@ class ReplayBuffer(Protocol):
 
     def sync(self, sync: int, *, step: int) -> int:
         """Apply record `sync` and return the number of trajectories that the record admits. If no record `sync` is
-        stored, write one that admits all trajectories that have arrived."""
+        stored, write one first. It admits all trajectories that have arrived; with `sync.lag` only those up to the
+        round `sync` of each searcher, and in a replay those that the parent had admitted by `step`."""
         ...
 
     def replay(self, sync: int) -> None:

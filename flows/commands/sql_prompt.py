@@ -173,7 +173,8 @@ def _complete_with(completer: Completer) -> None:
 
 
 class _History:
-    """The history of queries, also from earlier prompts. It stays empty if Python has no `readline`."""
+    """The history of queries, including those of earlier sessions of `tba sql`. It stays empty if Python has no
+    `readline`."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -162,8 +162,8 @@ def goes() -> int:
 
 
 def is_another_go(name: str | None, root: str) -> bool:
-    """Return True if Prefect has started this flow run before, and that start created the run. A run of the same name
-    with another origin does not count."""
+    """Return True if Prefect has started this flow run before, and the TBA run `name` was created by this flow run. A
+    TBA run of this name that something else created does not count."""
     if name is None or goes() < 2:
         return False
     url = url_of(name, root)

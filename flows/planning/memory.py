@@ -88,8 +88,8 @@ def held(config: Config) -> dict[str, float]:
 
 
 def moments_of(config: Config) -> float:
-    """Return the bytes of optimizer state per parameter. For 8 bits, this assumes that rows consist of whole blocks of
-    256 numbers, and ignores small tensors, which keep full precision."""
+    """Return the bytes of optimizer state per parameter. For moments of 8 bits, this assumes that the length of each
+    row of a weight matrix is a multiple of 256, and ignores small tensors, whose moments keep full precision."""
     if config.training.optimizer == "adamw-8bit":
         return 2 * (1 + 4 / 256)
     return 2 * _BYTES[config.model.dtype]

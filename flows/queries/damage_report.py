@@ -44,8 +44,8 @@ def warn_of(run: Run, damage: Sequence[Damage]) -> None:
 
 
 def is_inside_an_object(error: Exception) -> bool:
-    """Return True if a query failed on a damaged object that the views did not leave out. This happens because some
-    files are compared with their records by size only."""
+    """Return True if a query failed because the content of an object is damaged. The views leave out most damaged
+    objects, but compare some files with their records by size only; damage of the same size is found by a query."""
     message = str(error)
     return "arrow_scan" in message and "Failed to open local file" not in message
 

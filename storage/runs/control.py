@@ -82,8 +82,8 @@ def change_state(run: Run, **changes: Any) -> State:
 
 
 def _known(run: Run, data: bytes) -> State:
-    """Return the stored state. If it cannot be read, raise Damaged, which says what to do: a change keeps the fields
-    that it does not set, so their values must be known."""
+    """Return the stored state. If it cannot be read, raise Damaged with advice what to do. A change must not begin from
+    an unreadable state, because it keeps the fields that it does not set."""
     try:
         return _decode(run, data)
     except Damaged as error:

@@ -77,7 +77,8 @@ class AlarmsConfig:
     tenth of the best mean, raises no alarm."""
     equal_rewards: Share = 0.95
     """Raise an alarm if, in the last `alarms.window` steps, at least this share of the groups had the same reward for
-    all responses. Such groups teach the policy nothing but to stay close to the reference."""
+    all responses. Such groups teach the policy nothing but to stay close to the reference. Higher values raise the
+    alarm more rarely; 0 switches it off."""
     log_ratio: Annotated[float, Field(ge=0, le=1e6)] = 5.0
     """Raise an alarm if, on average over a step, log pi and log pi_ref of a response differ by more than this many nats
     per token. A large difference means that the policy is far from the reference."""

@@ -20,16 +20,16 @@ class SamplingConfig:
     slot draws with probability proportional to exp(inv_temp x reward). Higher values prefer high rewards more; 0 draws
     uniformly."""
     capacity: Positive = 100
-    """Maximum number of responses per prompt that can be drawn; `evict` says which ones. Higher values train on more
-    different, and older, responses. The log keeps all responses."""
+    """Maximum number of responses per prompt that can be drawn; `evict` says which ones, and with `worst` the newest
+    can exceed this number. Higher values train on more different, and older, responses. The log keeps all responses."""
     copies: Copies = "newest"
     """Which of several identical responses to a prompt can be drawn. `newest`: the newest copy alone, so that a rare
     response is drawn as often as a frequent one. `all`: every copy, as often as it was generated; training on-policy
     needs this."""
     evict: Evict = "oldest"
     """Which responses can no longer be drawn when a prompt has more than `capacity` responses. `oldest`: the oldest.
-    `worst`: those with the lowest reward, except that the newest responses to a prompt can be drawn until newer ones
-    enter the buffer."""
+    `worst`: those with the lowest reward. The responses that the last sync brought to a prompt can all be drawn, even
+    beyond `capacity`, until another sync brings responses to this prompt."""
     max_age: Count | None = None
     """Maximum age, in gradient steps, of trajectories that are drawn. Lower values train on fresher data. If fewer
     trajectories than a batch would stay young enough until the next sync, the trainer waits for searchers. Unset,
@@ -74,8 +74,8 @@ class SearchConfig:
     responses_per_prompt: Positive = 8
     """S: responses that a searcher generates each time it visits a prompt; at least `training.responses_per_prompt`."""
     prompts_per_round: Positive = 8
-    """Prompts that a searcher visits in one round. The responses of a round are stored as one shard, so higher values
-    store fewer and larger shards."""
+    """Prompts that a searcher visits in one round, and whose responses a shard holds. Higher values store fewer and
+    larger shards, whose data is older when it is drawn."""
     open_rounds: Positive = 1
     """Number of rounds that a searcher works on at the same time. With 1, the next round begins when the longest
     response of the round has finished. With more, new requests take the places of finished ones at once, and a shard
@@ -118,8 +118,9 @@ class SearchConfig:
     """Maximum number of states of a response, from the prompt on, whose values are estimated. The value of later states
     is set to the reward of the response. Higher values cost more generation. 0 estimates all."""
     initial_fill: Positive = 500
-    """Trajectories that must exist before the first gradient step; at least a batch. Higher values start later. With
-    `sync.lag` this setting is not used: the trainer waits for one round of every searcher before each sync."""
+    """Trajectories that must have arrived before the first gradient step. Must be at least a batch:
+    `training.prompts_per_step` x `training.responses_per_prompt`. Higher values start later. With `sync.lag` this
+    setting is not used: the trainer waits for one round of every searcher before each sync."""
     prompts_from: str = ""
     """An earlier run, by name, path or URL. This run trains only on those of its own prompts that meet `prompts_where`
     in the log of the earlier run. Prompts that the earlier run never visited are left out. Empty trains on all

@@ -91,7 +91,7 @@ class TrainingConfig:
 
     @property
     def peak_steps(self) -> int:
-        """Number of steps at the peak of the schedule `warmup-stable-decay`."""
+        """`stable_steps`, or if that is unset the steps that `warmup_steps` and `decay_steps` leave, at least 0."""
         if self.stable_steps is not None:
             return self.stable_steps
         return max(0, self.steps - self.warmup_steps - self.decay_steps)
@@ -121,9 +121,9 @@ class SyncConfig:
     """Number of newest versions that are kept; with `sync.lag`, at least 2 more than the lag. The first version, and
     versions that are to be evaluated, are kept as well."""
     whole_every: Positive = 1
-    """One version of this many is stored whole; 1 stores all versions whole. The others are stored as their difference
-    from the last whole version, if the difference takes less than half the space. Higher values pay off when searchers
-    fetch bfloat16 versions over a network and the learning rate is small."""
+    """Of every so many consecutive versions, the first is stored whole; 1 stores all whole. Each of the others is
+    stored as its difference from the last whole version, or whole if the difference takes half the space or more.
+    Higher values pay off when searchers fetch bfloat16 versions over a network and the learning rate is small."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
     """Number of newest checkpoints that are kept. Older checkpoints are removed."""
 
