@@ -18,10 +18,11 @@ from flows.supervision.gpus import usable
 from flows.supervision.webhook import address_of_webhook
 from storage.buffer.sampler import check_sampler, default_sampler
 from storage.queries.difficulty import Known, ask
-from tba.config import Config
+from tba.config import Config, CustomEngine
 from tba.errors import ConfigError
 from tba.models.folder import check_folder
 from tba.models.location import check_place
+from tba.runtime.loading import load_class
 from tba.search.scoring import check_can_remember
 from tba.search.values import check_can_value
 from tba.tasks.registry import get_task, policy_maker, preset_of
@@ -55,6 +56,8 @@ def resolve(
         installed = not runs_here or find_spec("vllm") is not None
         for sampling in (search_sampling(config), evaluation_sampling(config, reads_logps=False)):
             choose(config, sampling, device="", installed=installed)
+    if runs_here and isinstance(config.engine, CustomEngine):
+        load_class("engine.name", config.engine.name)
     read_sampler(config)
     known = ask_earlier_run(config)
     # The URL, unlike a name or a relative path, means the same run on every machine.

@@ -345,14 +345,15 @@ def settings(snapshot: Snapshot) -> pa.Table:
 
 
 def by_name(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name of each setting of a run, and its value as JSON."""
-    return _flat(run.config)
+    """Yield the dotted name of each setting of a run, and its value as JSON, as they are stored."""
+    return flattened(run.config)
 
 
-def _flat(config: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
+def flattened(config: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted name of each setting, and its value as JSON."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flattened(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", json.dumps(value)
 

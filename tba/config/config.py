@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from tba.config.engine import AnyEngine, VLLMEngine
-from tba.config.kinds import KINDS, kind_of, names_of, switched
+from tba.config.kinds import KINDS, kind_of, names_of, reset, switched
 from tba.config.model import ModelConfig, TaskConfig
 from tba.config.operations import AlarmsConfig, LimitsConfig, MetricsConfig, StartConfig
 from tba.config.rules import rules
@@ -138,13 +138,16 @@ class Config:
         the defaults of the new choice.
         """
         plain, changes = asdict(self), {**(changes or {}), **sections}
+        if unnamed := [key for key in changes if not isinstance(key, str)]:
+            raise ConfigError(f"the name of a setting must be text, got {unnamed[0]!r}")
         for section in KINDS:
-            name = changes.get(f"{section}.name", _name_in(changes.get(section)))
-            if name not in (None, plain[section]["name"]):
+            name = _name_among(changes, section)
+            if name not in ("", plain[section]["name"]):
                 plain[section] = switched(getattr(self, section), name, section)
-        known = _with_all_kinds(plain)
         for key, value in changes.items():
-            _set(plain, known, key, value)
+            _set(plain, _with_all_kinds(plain), key, value)
+        for section in KINDS:
+            plain[section] = reset(getattr(self, section), plain[section], section)
         return parse(plain)
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,6 +156,13 @@ class Config:
 
 def _name_in(section: Any) -> Any:
     return section.get("name") if isinstance(section, Mapping) else None
+
+
+def _name_among(changes: Mapping[str, Any], section: str) -> str:
+    """Return the name that the last of some changes chooses for a section; empty if no change does."""
+    names = {section: _name_in, f"{section}.name": lambda value: value}
+    chosen = [names[key](value) for key, value in changes.items() if key in names]
+    return next((name for name in reversed(chosen) if isinstance(name, str)), "")
 
 
 def _with_all_kinds(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,11 +247,14 @@ def parse_known(plain: Mapping[str, Any]) -> Config:
 
 
 def _known(plain: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _known(value, known[name]) if known[name] and isinstance(value, Mapping) else value
-        for name, value in plain.items()
-        if name in known
-    }
+    """Return the settings whose names are known. A section without known names, such as `task.options`, may have any
+    names."""
+
+    def inside(name: str, value: Any) -> Any:
+        names = known[name]
+        return _known(value, names) if names and isinstance(names, dict) and isinstance(value, Mapping) else value
+
+    return {name: inside(name, value) for name, value in plain.items() if name in known}
 
 
 def _explain(error: Any, *section: str) -> str:
@@ -258,7 +271,8 @@ def _explain(error: Any, *section: str) -> str:
     field = ".".join(place) or "the settings"
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         if chosen and place[1] in names_of(place[0]):
-            return f"{field} does not apply to {chosen!r}, got {error['input']!r}"
+            choice = "a class of your own" if chosen == "custom" else repr(chosen)
+            return f"{field} does not apply to {choice}, got {error['input']!r}"
         return f"unknown setting {field!r}"
     if error["type"] == "value_error":
         return error["msg"].removeprefix("Value error, ")

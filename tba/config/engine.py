@@ -65,7 +65,7 @@ class TransformersEngine(Engine):
 class CustomEngine(Engine):
     """A generator that is named by the path of its class. docs/extending.md describes the class."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    name: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Further settings that the generator defines under names of its own."""
 

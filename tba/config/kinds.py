@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from types import NoneType
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from tba.config.engine import ENGINES, CustomEngine
 from tba.objectives import OBJECTIVES
@@ -13,7 +16,9 @@ DEFAULTS: Mapping[str, str] = {"objective": "trajectory-balance", "engine": "aut
 
 def kind_of(section: str, name: Any) -> type | None:
     """Return the class of settings that `name` chooses, or None if the name is unknown."""
-    return KINDS[section].get("custom" if ":" in str(name) and section == "engine" else str(name))
+    if not isinstance(name, str):
+        return None
+    return KINDS[section].get("custom" if ":" in name and section == "engine" else name)
 
 
 def names_of(section: str) -> set[str]:
@@ -28,6 +33,7 @@ def switched(before: Any, name: Any, section: str) -> dict[str, Any]:
     if kind is None:
         return {**_values(before), "name": name}
     chosen = {field: value for field, value in _values(before).items() if value != _defaults(type(before)).get(field)}
+    chosen.pop("options", None)  # they belong to the class that the name before names
     return {**_defaults(kind), **chosen, "name": name}
 
 
@@ -41,3 +47,27 @@ def _defaults(kind: type) -> dict[str, Any]:
     return {
         name: field.get_default(call_default_factory=True) for name, field in known.items() if not field.is_required()
     }
+
+
+def reset(before: Any, values: dict[str, Any], section: str) -> dict[str, Any]:
+    """Return the settings of a section without those that the new choice does not have and that were set back to the
+    default of the choice before."""
+    kind, defaults = kind_of(section, values.get("name")), _defaults(type(before))
+    if kind is None:
+        return values
+    own = {field.name for field in fields(kind)}
+    return {
+        name: value
+        for name, value in values.items()
+        if name in own or name not in defaults or not means(value, defaults[name])
+    }
+
+
+def means(value: Any, default: Any) -> bool:
+    """Return True if a value, which may be the text of a number, is the default."""
+    if isinstance(value, str) and not isinstance(default, str | None):
+        try:
+            value = TypeAdapter(type(default)).validate_python(value)
+        except ValidationError:
+            return False
+    return type(value) in (str, int, float, bool, NoneType, dict) and value == default

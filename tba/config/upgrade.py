@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from tba.config.kinds import DEFAULTS, kind_of
+from tba.config.kinds import DEFAULTS, kind_of, means
 
 _ONCE_COMMON: Mapping[str, Mapping[str, Any]] = {
     "objective": {
@@ -42,5 +42,5 @@ def _upgraded(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in values.items()
-        if name not in once or value != once[name] or (name in own and value != "own")
+        if name not in once or not means(value, once[name]) or (name in own and value != "own")
     }

@@ -447,6 +447,46 @@ def test_an_engine_of_ones_own_is_named_by_its_path_and_has_options():
         preset("quickstart").replace({"engine.name": "package:a:b"})
 
 
+def test_a_setting_that_the_new_choice_lacks_can_be_set_back():
+    grpo = Config().replace({"objective.name": "grpo", "objective.correction": "none"})
+    with pytest.raises(ConfigError, match=r"objective\.correction does not apply to 'trajectory-balance', got 'none'"):
+        grpo.replace({"objective.name": "trajectory-balance"})
+    back = grpo.replace({"objective.name": "trajectory-balance", "objective.correction": "clip"})
+    assert back == Config()
+
+
+def test_text_that_means_the_former_default_is_as_good_as_none():
+    """As `--set` passes it."""
+    changes = {"objective.name": "grpo", "objective.target_temperature_start": "1",
+               "objective.target_temperature_steps": "1", "objective.log_z": "group"}  # fmt: skip
+    assert preset("redteam").replace(changes).objective == GRPO()
+    assert Config().replace({"engine.name": "transformers", "engine.compile": "true"}).engine == TransformersEngine()
+    with pytest.raises(ConfigError, match=r"engine\.compile does not apply to 'transformers', got 'false'"):
+        Config().replace({"engine.name": "transformers", "engine.compile": "false"})
+
+
+def test_options_belong_to_the_class_that_takes_them():
+    custom = Config().replace({"engine.name": "a:B", "engine.options": {"k": {"n": 1}}, "engine.options.m": 2})
+    assert custom.engine == CustomEngine(name="a:B", options={"k": {"n": 1}, "m": 2})
+    with pytest.raises(ConfigError, match=r"unknown setting 'engine\.options\.k\.m'"):
+        custom.replace({"engine.options.k.m": 2})
+    assert custom.replace({"engine.name": "a:C"}).engine == CustomEngine(name="a:C")
+    assert custom.replace({"engine.name": "auto"}).engine == VLLMEngine()
+    for wrong in ("a..b:C", ".:C", "a:b:c"):
+        with pytest.raises(ConfigError, match=r"engine\.name"):
+            Config().replace({"engine.name": wrong})
+
+
+def test_the_last_of_two_names_counts():
+    changes = {"objective.name": "grpo", "objective": {"name": "ppo"}}
+    assert Config().replace(changes).objective == OBJECTIVES["ppo"]()
+
+
+def test_a_later_version_may_have_made_a_section_of_a_number():
+    with pytest.raises(ConfigError, match=r"training\.steps must be .*, got {'a': 1}"):
+        parse_known({"training": {"steps": {"a": 1}}})
+
+
 @pytest.mark.parametrize("section", ["objective", "engine"])
 def test_a_section_that_is_none_is_refused(section: str):
     with pytest.raises(ConfigError, match=f"{section} must be a section of settings, got 3"):

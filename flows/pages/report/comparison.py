@@ -12,13 +12,13 @@ from flows.pages.charts import Chart, Series
 from flows.pages.report.curves import BRANCHES, BY_VERSION, SCORES, STEPS
 from flows.pages.report.document import clock, damage_table, document, save
 from flows.pages.report.page import TOTALS
+from flows.pages.report.settings import comparable_settings
 from flows.pages.tables import Table, ask
 from flows.pages.values import number
 from flows.planning.run_summary import Summary, summarise
 from flows.progress import bar
 from flows.queries.damage_report import is_inside_an_object, warn
 from storage.objects.damage import Damage
-from storage.queries.tables import by_name
 from storage.queries.views import connect
 from storage.runs.run import Run
 from tba.errors import ConfigError
@@ -156,7 +156,7 @@ def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> li
 
 def _settings(compared: Sequence[_Compared]) -> Table:
     """Return the settings that differ, with the value of each run."""
-    settings = [dict(by_name(it.run)) for it in compared]
+    settings = [comparable_settings(it.run) for it in compared]
     names = sorted({name for of in settings for name in of})
     rows = [(name, *(of.get(name, "–") for of in settings)) for name in names]
     return Table(["setting", *(it.name for it in compared)], [row for row in rows if len(set(row[1:])) > 1])

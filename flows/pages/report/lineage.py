@@ -5,7 +5,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.pages.rendering import render
-from storage.queries.tables import by_name
+from flows.pages.report.settings import comparable_settings
 from storage.runs import forks
 from storage.runs.run import Run
 
@@ -25,7 +25,7 @@ def section(run: Run) -> Markup:
 def _fork(run: Run) -> dict[str, Any] | None:
     if run.parent is None or run.older is None:
         return None
-    before, after = dict(by_name(run.older)), dict(by_name(run))
+    before, after = comparable_settings(run.older), comparable_settings(run)
     changes = [
         f"{name} {before.get(name, '–')} → {after.get(name, '–')}"
         for name in sorted({**before, **after})
