@@ -114,7 +114,7 @@ def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
     forked = fork.fork(run, 0, {}, name="all", replay=True)
     done = compact_run(run, drop_payloads=True)
     assert done.payloads_given_up == 0
-    assert "still be drawn, here or by a fork (all)" in describe(done, drop_payloads=True)
+    assert "still be drawn by this run or its forks (all)" in describe(done, drop_payloads=True)
     assert live(forked, "trainer", wiring.run_trainer) == []
     assert rows(forked, LEDGER) == rows(run, LEDGER)
 

@@ -126,7 +126,7 @@ def test_help_lists_and_explains(finished: Run, prompt: Callable[[Run], Terminal
     listed = terminal.type(".help\n", until=READY)
     assert "trajectories " in listed
     assert "unsolved(min_tries, solved_at) " in listed
-    assert "share of groups whose rewards are all alike" in terminal.type(".help steps\n", until=READY)
+    assert "share of groups whose rewards are all equal" in terminal.type(".help steps\n", until=READY)
     assert "no view and no macro" in terminal.type(".help nonsense\n", until=READY)
 
 

@@ -50,7 +50,7 @@ def test_a_first_fill_that_so_few_prompts_cannot_give_is_refused():
     config = resolve.resolve("quickstart", {**bound, "search.responses_per_prompt": 32, "search.initial_fill": 448})
     prompt_intake.check_fill(config, prompts)
     more = config.replace({"search.initial_fill": 449})
-    with pytest.raises(ConfigError, match=r"search\.rounds_per_version: with 5 prompts 2 round\(s\) of each .* 448 "):
+    with pytest.raises(ConfigError, match=r"search\.rounds_per_version: with 5 prompts, 2 round\(s\) of each .* 448 "):
         prompt_intake.check_fill(more, prompts)
     prompt_intake.check_fill(more.replace({"search.rounds_per_version": None}), prompts)
 

@@ -85,4 +85,4 @@ def test_a_dry_run_says_that_what_the_environment_wrote_is_stored_too():
         describe.describe(resolve.resolve(task, {"model.path": "m"}))
         for task in ("tests.support.tba.turn_examples:Echo", "gsm8k")
     ]
-    assert ["more as what the task answers is stored too" in it for it in said] == [True, False]
+    assert ["more because the environment's turns are stored too" in it for it in said] == [True, False]

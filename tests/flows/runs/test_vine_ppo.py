@@ -113,5 +113,5 @@ def test_a_run_that_cannot_have_values_is_refused_before_it_begins():
     with pytest.raises(ConfigError, match=r"search\.value_samples must be 0 for task 'echo', which answers back"):
         resolve.resolve("tests.support.tba.turn_examples:Echo", {"search.value_samples": 9})
     values = describe.describe(resolve.resolve("gsm8k", {"search.value_samples": 9, "objective.name": "vine-ppo"}))
-    assert "9 continuations of at most 25 of the states of each response" in values
-    assert "8 more for each of its steps" in values and "less as continuations are not stored" in values
+    assert "9 continuations from at most 25 of the states of each response" in values
+    assert "8 more for each step of a response" in values and "less because continuations are not stored" in values
