@@ -606,7 +606,7 @@ def test_a_record_of_another_arithmetic_is_named(run: Run):
 @on_disk
 def test_records_are_applied_one_after_the_other(run: Run):
     buffer = make_buffer(run)
-    with pytest.raises(ValueError, match="expected 0, got 1"):
+    with pytest.raises(ValueError, match="expected record 0, got 1"):
         buffer.sync(1, step=2)
     buffer.sync(0, step=0)
     with pytest.raises(ValueError, match="expected 1, got 0"):

@@ -75,7 +75,7 @@ def test_a_record_whose_predecessor_was_changed_is_damaged(run: Run):
         ({"sync": 7}, "says it is record 7"),
         ({"rows": 4}, "says 4 rows, but its shards have 3"),
         ({"shards": [{"key": "x"}]}, "missing"),
-        ({"shards": [{**asdict(SHARD), "rows": "3"}]}, "not understood"),
+        ({"shards": [{**asdict(SHARD), "rows": "3"}]}, "cannot be decoded"),
         ({"shards": 3}, "not iterable"),
         ({"refused": [{"key": "x", "why": "y"}]}, "reason"),
     ],

@@ -104,9 +104,9 @@ def test_a_malformed_row_is_named_with_its_field(row: dict[str, object], says: s
     ("change", "says"),
     [
         ({"options": {"reward_modl": "x"}}, "unknown setting 'task.options.reward_modl'"),
-        ({"options": {"reward_model": ""}}, "task.options.reward_model: .* at least 1 character"),
-        ({"options": {"no_eos_reward": "low"}}, "task.options.no_eos_reward: .*got 'low'"),
-        ({"options": {"dtype": "float16"}}, "task.options.dtype: .*got 'float16'"),
+        ({"options": {"reward_model": ""}}, "task.options.reward_model must have at least 1 character"),
+        ({"options": {"no_eos_reward": "low"}}, "task.options.no_eos_reward must be .*got 'low'"),
+        ({"options": {"dtype": "float16"}}, "task.options.dtype must be .*got 'float16'"),
         ({"rule": "best"}, "task.rule must be empty: .*got 'best'"),
         ({"template": "short"}, "task.template must be empty: .*got 'short'"),
     ],
