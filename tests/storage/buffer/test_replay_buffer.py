@@ -609,7 +609,7 @@ def test_records_are_applied_one_after_the_other(run: Run):
     with pytest.raises(ValueError, match="expected record 0, got 1"):
         buffer.sync(1, step=2)
     buffer.sync(0, step=0)
-    with pytest.raises(ValueError, match="expected 1, got 0"):
+    with pytest.raises(ValueError, match="expected record 1, got 0"):
         buffer.sync(0, step=0)
 
 
