@@ -89,7 +89,7 @@ def test_what_is_in_flight_ends_with_the_adapter_that_it_began_with_beside_other
     found: dict[Request, Response] = dict(engine.step())
     engine.adopt(folders[V1], V1)
     engine.submit(after)
-    with pytest.raises(Busy, match=f"version {V2} waits"):
+    with pytest.raises(Busy, match=f"version {V2} must wait"):
         engine.adopt(folders[V2], V2)
     while len(found) < len(before) + len(after):
         found |= dict(engine.step())
