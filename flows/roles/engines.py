@@ -27,7 +27,7 @@ class Engine(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """What matters of a role's sampling for the question whether vLLM can serve the role."""
+    """How a role samples, as far as this decides whether vLLM can serve the role."""
 
     lowest: float  # lowest sampling temperature
     highest: float  # highest sampling temperature

@@ -1,4 +1,4 @@
-"""What a supervisor knows of one life of a role: the interfaces of lives and launchers, and events."""
+"""The interfaces of a life of a role and of a launcher, and the events that a supervisor reports."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +22,7 @@ class Life(Protocol):
 
     @property
     def waits_for(self) -> str:
-        """What the life still needs before it can begin. Empty if nothing is known to be missing."""
+        """Return what the life is waiting for before it can begin; empty if it is not known to wait."""
         ...
 
     def poll(self) -> int | None:

@@ -1,4 +1,4 @@
-"""What a supervisor knows of the roles of a run: which roles are wanted, the state of each, and which are alive."""
+"""The roles of a run as their supervisor sees them: which are wanted, the state of each, and which are alive."""
 
 import time
 from collections.abc import Callable

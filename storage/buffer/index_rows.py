@@ -188,7 +188,7 @@ class Pool:
         return chosen_N
 
     def _pass_on_the_best(self, keys: Sequence[tuple[int, bytes]], places_N: np.ndarray) -> None:
-        """Of rows with equal keys, the copies, set `best` of the newest to the place with the highest reward."""
+        """Among copies (rows with equal keys), set `best` of the newest row to the place with the highest reward."""
         best_N = self.rows.take(places_N, ["best"])["best"]
         reward_N = self.rows.take(best_N, ["reward"])["reward"]
         highest: dict[tuple[int, bytes], tuple[float, int]] = {}

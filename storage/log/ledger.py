@@ -207,7 +207,7 @@ def _last_of_others(run: Run, attempt: int) -> LedgerLink | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the ledger says about one step. Each row is a dict by column."""
+    """The rows of the ledger for one step. Each row is a dict by column."""
 
     step: dict[str, Any]
     draws: list[dict[str, Any]]  # in the order of slots and positions

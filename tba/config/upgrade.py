@@ -1,6 +1,6 @@
 """Read the settings of older runs.
 
-Until version 0.2, one class held the settings of all objectives. A run stored all of them, including those of other
+In older runs, one class held the settings of all objectives. Such a run stored all of them, including those of other
 objectives, and stored `own` for a choice that was left to the objective. The same was true of the engines.
 """
 

@@ -14,7 +14,7 @@ def load_class(setting: str, path: str, load: Callable[[], Any] | None = None) -
     if the class cannot be loaded."""
     search_working_folder()
     try:
-        loaded = load() if load else _at(path)
+        loaded = load() if load else class_at(path)
     except Exception as error:  # a module runs when it is imported, and may raise anything
         raise ConfigError(
             f"{setting}: {path!r} cannot be loaded: {type(error).__name__}: {error}; its module must be installed, "
@@ -31,6 +31,7 @@ def search_working_folder() -> None:
         sys.path.append(os.getcwd())
 
 
-def _at(path: str) -> Any:
+def class_at(path: str) -> Any:
+    """Import a class by its path."""
     module, _, name = path.replace(":", ".").rpartition(".")
     return getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""What a searcher has done so far, and how it reports this progress with its lease."""
+"""Count the progress of a searcher, and report the progress with the lease."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

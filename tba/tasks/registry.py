@@ -11,7 +11,7 @@ from tba.config import Config, TaskConfig
 from tba.errors import ConfigError, TBAError
 from tba.interfaces import PolicyMaker, TakesOptions, Task
 from tba.presets import PRESETS, preset
-from tba.runtime.loading import load_class
+from tba.runtime.loading import class_at, load_class
 from tba.tasks.guard import describe
 
 Rule = Callable[[str, str], bool]  # takes the response and the gold answer, returns whether the response is right
@@ -64,7 +64,7 @@ def find_task(name: str) -> TaskMaker:
     """Return the function or class that makes the task of a name: a built-in task, an entry point, or a path such as
     `package.module:Class`."""
     if name in OURS:
-        return cast(TaskMaker, load_class("task.name", OURS[name]))
+        return class_at(OURS[name])
     if matches := entry_points(group=GROUP, name=name):
         return cast(TaskMaker, load_class("task.name", name, next(iter(matches)).load))
     if "/" not in name and not name.endswith(".py") and ("." in name or ":" in name):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 SECONDS = {True: 10.0, False: 0.5}
-"""What a test is taken to need, by whether it is marked as slow."""
+"""The estimated seconds of a test, by whether the test is marked as slow."""
 SECONDS_TO_SHARE = 20.0
-"""What a group is taken to need before its first test: often a whole run is made."""
+"""The estimated seconds before the first test of a group, which often makes a whole run."""
 SHARED_BY_A_FILE = re.compile(r'scope="(?:module|class)"')
 SHARED_BY_ALL = re.compile(r"\bstack: Stack\b")
 """A test with the Prefect server of the session. Of such servers, which need seconds to start, one is enough."""

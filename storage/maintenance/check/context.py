@@ -1,4 +1,4 @@
-"""What all checkers of one check share: the run, its listing, the readers of its objects, and the findings."""
+"""The context that all checkers of one check share: the run, its listing, its readers, and the findings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

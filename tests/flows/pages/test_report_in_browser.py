@@ -226,7 +226,7 @@ def test_any_range_of_values_is_drawn_inside_its_plot(tmp_path: Path, browser: B
 
 
 def test_a_zoomed_chart_shows_the_points_between_the_means(tmp_path: Path, browser: Browser):
-    """Of 1000 points that jump, the whole chart draws means with a band."""
+    """For 1000 points that jump, the whole chart shows means with a band."""
     with open_page(browser) as shown:
         shown.goto(_page_of([Chart("Jumps", [Series("a", _zigzag(1000, 0, 3))])], tmp_path))
         figure = chart(shown, "Jumps")

@@ -28,7 +28,7 @@ LINES = {
     '"slow":': ("storage/objects/open_store.py", '    "s3":'),
     '"count":': ("flows/cli.py", '    "run":'),
 }
-"""What begins each line of the page, the file that gets it, and the line before which it is put."""
+"""The beginning of each single line on the page, with the file that gets the line, and the line that follows it."""
 
 
 def extended(folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """Tasks from other packages: found by path or entry point, with their own options."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,11 @@ def response(text: str) -> Response:
         tokens=(5,), logps=(-1.0,), text=text, finished=True, temperature=1.0, top_p=1.0, seed=0,
         version_start=Version(0, 1), version_end=Version(0, 1), generate_seconds=0.1,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_built_in_task_is_not_looked_for_in_the_working_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = [*sys.path]
+    find_task(name)
+    assert sys.path == before
