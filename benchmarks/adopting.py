@@ -21,7 +21,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.generation import hardware, named
+from benchmarks.harness.hardware import hardware, results_file
 from storage.layout import run_url
 from storage.runs.events import read_events
 from storage.runs.leases import read_leases
@@ -50,7 +50,7 @@ def main() -> None:
     record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "steps": options.steps, "every": options.every}
     record |= {"median_share": shares, "each": found}
     options.out.mkdir(parents=True, exist_ok=True)
-    path = named(options.out, "adopting")
+    path = results_file(options.out, "adopting")
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"median shares: {shares}\nwritten to {path}")
 

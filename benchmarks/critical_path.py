@@ -37,8 +37,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled, hardware
-from benchmarks.shards import SEARCHERS, filled, make_round
+from benchmarks.harness.filled_runs import SEARCHERS, filled, make_round
+from benchmarks.harness.hardware import hardware
+from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled
 from flows.pages.charts import Chart, Series
 from flows.roles import buffer_process
 from flows.roles.buffer_process import Reader, serve_buffer

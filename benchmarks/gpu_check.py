@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from benchmarks.generation import hardware, named
+from benchmarks.harness.hardware import hardware, results_file
 
 ROOT = Path(__file__).parents[1]
 TESTS = ["tests/test_devices.py"]
@@ -46,7 +46,7 @@ def main() -> int:
     measurements = MEASUREMENTS + (MEASUREMENTS_OF_VLLM if machine["vllm"] else [])
     failed = [name for name in measurements if not run([sys.executable, "-m", name, "--out", str(folder)])]
     record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **machine, "tests": tests, "measurements_failed": failed}
-    path = named(folder, "gpu-check")
+    path = results_file(folder, "gpu-check")
     path.write_text(json.dumps(record, indent=1) + "\n")
     fine = tests["exit_code"] == 0 and tests["tests"] > tests["skipped"] and not failed
     print(f"\n{'passed' if fine else 'FAILED'}: {tests}; measurements that failed: {failed or 'none'}\n{path}")

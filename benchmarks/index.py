@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,11 +24,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import torch
 
+from benchmarks.harness.hardware import hardware
 from flows.pages.charts import Chart, Series
 from storage.buffer.index import Index
 from storage.buffer.sampler import default_sampler
@@ -295,23 +294,6 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
     points = {name: [(float(np.log10(it["size"])), value(it)) for it in results] for name, value in lines.items()}
     series = [Series(name, line, marked=True) for name, line in points.items()]
     return Chart("milliseconds of CPU time", series, x_name="log10 trajectories").picture()
-
-
-def hardware() -> dict[str, Any]:
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": 1,
-        "duckdb": duckdb.__version__,
-        "pyarrow": pa.__version__,
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-    }
 
 
 if __name__ == "__main__":

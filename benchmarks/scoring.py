@@ -29,7 +29,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from benchmarks import generation
-from benchmarks.generation import hardware, named, write_model
+from benchmarks.generation import write_model
+from benchmarks.harness.hardware import hardware, results_file
 from tba.batches.packing import Group
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Response, Version
@@ -82,7 +83,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     with_vllm = find_spec("vllm") is not None and not options.without_vllm
     options.out.mkdir(parents=True, exist_ok=True)
-    path, results = named(options.out, "scoring"), []
+    path, results = results_file(options.out, "scoring"), []
     for workload in WORKLOADS:  # results are written after each
         results.append(measure(workload, options.repeats, with_vllm))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}

@@ -34,8 +34,9 @@ import torch
 import transformers
 from vllm import LLM, SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
 
-from benchmarks.generation import Workload, hardware, make_prompts, named, write_model
+from benchmarks.generation import Workload, make_prompts, write_model
 from benchmarks.harness import fakes
+from benchmarks.harness.hardware import hardware, results_file
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from storage.weights.versions import Versions
@@ -90,7 +91,7 @@ def main() -> None:
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), **settings, **result}
     options.out.mkdir(parents=True, exist_ok=True)
-    path = named(options.out, "searching")
+    path = results_file(options.out, "searching")
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(result, indent=1), f"\nwritten to {path}")
 

@@ -38,7 +38,7 @@ import psutil
 import storage
 from benchmarks.harness import servers
 from benchmarks.harness.faulty_proxy import Fault, Operation, Proxy, faulty
-from benchmarks.index import hardware
+from benchmarks.harness.hardware import hardware
 from storage.maintenance.check import check
 from storage.runs.leases import Lease, read_leases
 from storage.runs.run import Run
@@ -306,7 +306,9 @@ def report(soak: Soak, minutes: float, quiet: float, seed: int) -> dict[str, Any
 
 
 def sound(result: Mapping[str, Any]) -> bool:
-    return not (result["problems"] or result["steps missing or doubled"] or result["trajectories doubled"])
+    """Return whether nothing was lost, doubled or damaged, and every process that was told to stop has stopped."""
+    faults = ("problems", "steps missing or doubled", "trajectories doubled")
+    return not any(result[name] for name in faults) and "did not stop" not in result["done"]
 
 
 def disturb(soak: Soak, seconds: float, quiet: float, every: float) -> None:
@@ -327,13 +329,6 @@ def watched(soak: Soak) -> Iterator[None]:
         watcher.join()
 
 
-@contextmanager
-def store(folder: Path) -> Iterator[servers.Server]:
-    kind = servers.moto if servers.lacking_for_ceph() else servers.ceph
-    with kind(folder) as server:
-        yield server
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -344,7 +339,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work, store(Path(work)) as server, faulty(server) as (proxy, _):
+    with tempfile.TemporaryDirectory() as work, servers.s3(Path(work)) as server, faulty(server) as (proxy, _):
         proxy.operations, proxy.lag = get_args(Operation), 5
         os.environ |= server.environment()
         soak = Soak(f"s3://{servers.BUCKET}/soak", server.environment(), Path(work), proxy, options.seed)

@@ -45,7 +45,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import generation
-from benchmarks.generation import hardware, named, write_model
+from benchmarks.generation import write_model
+from benchmarks.harness.hardware import hardware, results_file
 from tba.batches.batching import Batch, prompt_lengths
 from tba.batches.packing import Row, attending, groups_of, tokens_per_call
 from tba.fetched import Fetched, Lists
@@ -106,7 +107,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     options.out.mkdir(parents=True, exist_ok=True)
-    path, results = named(options.out, "training"), []
+    path, results = results_file(options.out, "training"), []
     for workload in WORKLOADS:  # results are written after each
         results.append(measure(workload, options.repeats, with_trl=bool(options.trl)))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}

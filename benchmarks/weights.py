@@ -30,7 +30,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.generation import hardware, named
+from benchmarks.harness.hardware import hardware, results_file
 from benchmarks.harness.tiny_models import tiny_tokenizer
 from storage.runs.run import Run
 from storage.weights.versions import Versions
@@ -60,7 +60,7 @@ def main() -> None:
         result = measure(options, Path(folder), device)
     record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), **result}
     options.out.mkdir(parents=True, exist_ok=True)
-    path = named(options.out, "weights")
+    path = results_file(options.out, "weights")
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(result, indent=1), f"\nwritten to {path}")
 
@@ -188,11 +188,12 @@ def bare_load(engine: Any) -> None:
 
 
 def engine_megabytes() -> float:
-    """Return the resident memory of all processes of vLLM."""
+    """Return the resident memory of vLLM's processes that this process has started: they are in its process group."""
     total = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
-            if "VLLM" in (status.parent / "cmdline").read_text():
+            is_ours = os.getpgid(int(status.parent.name)) == os.getpgrp()
+            if is_ours and "VLLM" in (status.parent / "cmdline").read_text():
                 lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
                 total += int(lines["VmRSS"].split()[0])
         except (OSError, KeyError):

@@ -15,7 +15,7 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("tba", "storage", "flows")
+PACKAGES = ("tba", "storage", "flows", "benchmarks")
 LIMITS = {"module": 400, "class": 200, "function": 60, "folder": 15}  # lines; files of a folder
 SHOWN = 5  # how many of each kind are printed
 EXCEPTIONS = {

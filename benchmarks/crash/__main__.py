@@ -26,7 +26,6 @@ import argparse
 import json
 import logging
 import os
-import platform
 import random
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from benchmarks.crash.kills import kills_at_any_time, kills_in_training
 from benchmarks.crash.results import Findings
 from benchmarks.crash.runs import SETTINGS, measure
 from benchmarks.harness import servers
+from benchmarks.harness.hardware import hardware
 
 
 @contextmanager
@@ -48,10 +48,8 @@ def root_of(store: str, scratch: Path) -> Iterator[tuple[str, str]]:
         yield "local disk", str(scratch / "local")
         return
     with ExitStack() as stack:
-        is_real = not servers.lacking_for_ceph()
-        server = stack.enter_context((servers.ceph if is_real else servers.moto)(scratch))
-        os.environ.update(server.environment())
-        yield "S3 (Ceph)" if is_real else "S3 (simulated)", f"s3://{servers.BUCKET}/crash"
+        os.environ.update(stack.enter_context(servers.s3(scratch)).environment())
+        yield "S3 (simulated)" if servers.lacking_for_ceph() else "S3 (Ceph)", f"s3://{servers.BUCKET}/crash"
 
 
 def write_results(results: Sequence[Findings], seed: int, folder: Path | None) -> None:
@@ -61,8 +59,7 @@ def write_results(results: Sequence[Findings], seed: int, folder: Path | None) -
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        **hardware(),
         "seed": seed,
         "settings": SETTINGS,
         "results": [findings.facts() for findings in results],

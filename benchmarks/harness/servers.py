@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,11 @@ def moto(folder: Path) -> Iterator[Server]:
 
 def lacking_for_ceph() -> list[str]:
     return [tool for tool in ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin") if not shutil.which(tool)]
+
+
+def s3(folder: Path) -> AbstractContextManager[Server]:
+    """Start the real S3 server if it is installed, else the simulation."""
+    return moto(folder) if lacking_for_ceph() else ceph(folder)
 
 
 @contextmanager

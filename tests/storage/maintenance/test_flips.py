@@ -1,6 +1,6 @@
 """If any byte of a stored run is damaged, `tba check` names the object, or all answers stay the same.
 
-`benchmarks/flips.py` damages thousands of bytes in the same way."""
+`benchmarks/flips` damages thousands of bytes in the same way."""
 
 import random
 from collections.abc import Mapping
@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import flips
-from benchmarks.flips import FINDINGS, REMOVALS, Damage, Subject, kind_of, parquet_parts, plan_damage
-from benchmarks.small_run import make_runs
+from benchmarks.flips import __main__ as flips
+from benchmarks.flips.__main__ import FINDINGS, Subject
+from benchmarks.flips.damage import REMOVALS, Damage, kind_of, parquet_parts, plan_damage
+from benchmarks.flips.small_run import make_runs
 from storage import layout
 from storage.maintenance.check import Findings, Problem
 from storage.objects.open_store import open_store
