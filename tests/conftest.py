@@ -23,7 +23,7 @@ from storage.runs.run import Run
 from tests.support import browser as browsers
 from tests.support import distribution
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; but tests press Ctrl-C
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; some tests send SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -43,7 +43,7 @@ STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]
 
 @contextmanager
 def skipping_unless(needed: str) -> Iterator[None]:
-    """Tests of a server that is not installed are skipped; if the environment has the variable `needed`, they fail."""
+    """Skip a test whose server is not installed. If the environment has the variable `needed`, fail it instead."""
     try:
         yield
     except servers.NotInstalled as error:
@@ -64,7 +64,7 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def s3(request: pytest.FixtureRequest) -> Server:
-    """The real S3 server if it is installed, else the simulation."""
+    """Return the real S3 server if it is installed, else the simulation."""
     return request.getfixturevalue("moto" if servers.lacking_for_ceph() else "ceph")
 
 
@@ -93,15 +93,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_cache(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache: the shared one may already have the same content from other tests, under the same name."""
+    """Use an empty cache. The shared cache may have the same content under the same name, from other tests."""
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(params=STORES)
 def root(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty root on each kind of store. The environment leads to the store, also in processes that a test starts.
-    A test that needs only one kind is marked with `@pytest.mark.parametrize("root", ["local"], indirect=True)`."""
+    """Return an empty root, once for each kind of store. Environment variables give the address and the keys of the
+    store, also to processes that a test starts. A test that needs only one kind is marked with
+    `@pytest.mark.parametrize("root", ["local"], indirect=True)`."""
     monkeypatch.setenv("TBA_CACHE", str(cache))
     if request.param == "local":
         return str(tmp_path / "root")
@@ -109,7 +110,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, monkeypatc
 
 
 def s3_root(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return an empty root on a server, and set the environment that leads to the server."""
+    """Return an empty root on a server, and set the environment variables with its address and keys."""
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):

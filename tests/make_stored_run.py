@@ -1,11 +1,11 @@
-"""Makes stored runs that are kept as data: what one version of this program has written, and every later one must read.
+"""Make stored runs, which are kept as data: one version of this program wrote them, and every later one must read them.
 
     python -m tests.make_stored_run tests/data/NAME
 
 makes a root with two runs, and beside them `expected.json`: the results of queries, `tba check` and the draws of each
-step at that time. tests/test_stored_runs.py compares the results of today, for every folder under tests/data. A folder
-is never changed or made again. If a version of the program stores something else, it adds its own folder, named after
-that version.
+step at that time. tests/test_stored_runs.py compares them with the current results, for every folder under tests/data.
+A folder is never changed or made again. If a version of the program stores something else, it adds its own folder,
+named after that version.
 
 `whole` is trained by real roles on a policy of a few hundred weights. Its first trainer dies in step 7, after the
 checkpoint of step 4 and the ledger of step 6. The second trainer takes steps 5 and 6 again and finishes. Searcher 0
@@ -49,7 +49,7 @@ from tba.models.policy import Policy
 CHARACTERS = "0123 +=?"
 PROBLEMS = {"train": [(0, 1), (1, 1), (0, 2), (1, 2), (3, 0), (0, 0), (1, 0), (2, 1)], "test": [(2, 0), (0, 3)]}
 SETTINGS = {
-    "seed": 2,  # groups have different rewards from step 1 on; else gradients are rounding errors of the machine
+    "seed": 2,  # with this seed, rewards differ within groups from step 1 on; else gradients are rounding errors
     "model.path": "policy",
     "model.threads": 1,
     "model.publish_dtype": "float32",
@@ -91,15 +91,15 @@ SOME = {
     "draws": "where position = 0",
     "draws_all": "where position = 0",
 }
-"""Views of which only some rows are expected. The number of rows is expected for every view."""
+"""Views for which expected.json has only these rows. It has the number of rows of every view."""
 
 
 class Dies(BaseException):
-    """Ends a role like a process that is killed."""
+    """End a role like a killed process."""
 
 
 class ToldLease(HeldLease):
-    """Calls `heard` with each new progress of the role, in the role's own thread."""
+    """A lease that calls `heard` with each new progress of the role, in the role's own thread."""
 
     heard: Callable[[HeldLease, dict[str, float]], None]
     told: dict[str, float] | None = None
@@ -149,7 +149,7 @@ def train(run: Run, *, rounds: bool, dies_in: int = 0) -> None:
 
 
 def make(root: Path) -> None:
-    """Make both runs under a root in the working directory, which also has the policy and the data."""
+    """Make both runs under a root. The working directory has the policy and the data."""
     whole = create.start(resolve.resolve("gsm8k", SETTINGS), str(root), "whole")
     whole.store.create(layout.shard(1, 0), b"PAR1 and no more")
     train(whole, rounds=True, dies_in=7)

@@ -1,4 +1,4 @@
-"""What importing each part brings along. Layers themselves are checked by import-linter in `make check`."""
+"""Which modules are loaded by an import of each part. Import-linter checks the layers themselves in `make check`."""
 
 import json
 import pkgutil
@@ -8,7 +8,7 @@ import sys
 import flows
 import storage
 
-# Roles import torch when they work; wiring is the place where they are assembled.
+# Only processes that do the work of a role import these modules, which may import torch.
 HEAVY = {"flows.roles.wiring", "flows.roles.model_loading", "flows.roles.past_state", "flows.roles.role"}
 LIGHT = sorted(
     {m.name for package in (storage, flows) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}

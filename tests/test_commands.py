@@ -1,5 +1,5 @@
-"""Every command and query that a page gives is run, on one small finished run; or it stands below, with the reason why
-not, and what of it is looked at instead. A page with a command of which neither is true fails."""
+"""Every command and query on the pages is run on a small finished run, unless it is excused. An excuse says why a
+command is not run, and what is checked instead. A command that is neither run nor excused fails its page's test."""
 
 import ast
 import io
@@ -32,7 +32,7 @@ WORDS = (
     "lm-eval/bin/pip", "make", "minikube", "mkdir", "pip", "prefect", "python", "python3", "python3.11", "tba",
     r"\.venv/bin/\S+", "HF_HUB_OFFLINE=1", r"PYTHONPATH=\S+",
 )  # fmt: skip
-"""With which a command begins, in blocks that do not say what they are."""
+"""In a block without a language, a line that begins with one of these words is a command."""
 A_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 INDENTED = re.compile(r"^    \S.*\n(?:    .*\n)*", re.M)
 BEGINS = re.compile(rf"(?:{'|'.join(WORDS)})(?= |$)")
@@ -47,11 +47,11 @@ class Command:
     text: str
 
 
-# --- what pages ask for -----------------------------------------------------------------------------------------------
+# --- the commands of a page -------------------------------------------------------------------------------------------
 
 
 def commands(page: str) -> Iterator[Command]:
-    """In the order in which they stand there."""
+    """Yield the commands, queries and Python code of a page, in their order."""
     found = [(it.start(), it[2], _without(it[1], it[3])) for it in A_BLOCK.finditer(page)]
     others = A_BLOCK.sub(lambda it: re.sub(r"[^\n]", "-", it[0]), page)
     found += [(it.start(), "", _without("    ", it[0])) for it in INDENTED.finditer(others)]
@@ -69,7 +69,7 @@ def _without(indent: str, block: str) -> str:
 
 
 def lines(block: str, language: str) -> Iterator[str]:
-    """The commands of a block, each as one line. Where prompts are shown, all else is what was answered."""
+    """Yield the commands of a block, each as one line. If the block shows prompts, its other lines are output."""
     shown = re.search(r"^\$ ", block, re.M)
     rest = block.splitlines()
     while rest:
@@ -83,7 +83,7 @@ def lines(block: str, language: str) -> Iterator[str]:
 
 
 def _bare(line: str) -> str:
-    """Without what is said beside it: after a #, or far to the right."""
+    """Return a command without the remark beside it, which follows a # or stands far to the right."""
     for mark in re.finditer(r"(?:^|\s+)#.*|\s{3,}[\w(].*", line):
         if not _is_open(line[: mark.start()]):
             return line[: mark.start()].strip()
@@ -91,7 +91,7 @@ def _bare(line: str) -> str:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a quotation mark waits for another."""
+    """Return True if the text has a quotation mark that is not closed."""
     try:
         shlex.split(text)
     except ValueError as error:
@@ -117,13 +117,13 @@ def has_its_files(words: list[str]) -> None:
 
 
 def has_its_options(words: list[str]) -> None:
-    """A module of ours, whose parser knows each."""
+    """Check that the source of one of our modules has every option of the command."""
     source = (ROOT / f"{words[2].replace('.', '/')}.py").read_text()
     assert [it for it in words[3:] if it.startswith("--") and f'"{it}"' not in source] == []
 
 
 def is_a_deployment(words: list[str]) -> None:
-    """Of ours, with parameters that its flow takes."""
+    """Check that the deployment is ours, and that its flow takes the parameters of the command."""
     flow, _, name = words[3].partition("/")
     assert f"<<: *{flow}, name: {name}" in (ROOT / "prefect.yaml").read_text()
     module = {"tba": "flow", "compact": "upkeep"}[flow]
@@ -135,9 +135,9 @@ def is_a_deployment(words: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Excuse:
-    """Why a command is not run here, and what is looked at instead."""
+    """Why a command is not run here, and what is checked instead."""
 
-    begins: str  # a pattern
+    begins: str  # pattern for the beginning of the command
     reason: str
     look: Callable[[list[str]], None] = lambda words: None
 
@@ -170,7 +170,7 @@ EXCUSES = [
 ]
 if (ROOT / "docs/kubernetes.md").exists():
     EXCUSES.append(Excuse("(kubectl|helm|docker|kind|minikube) ", "it changes a machine or a cluster"))
-"""A command of ours is still read by its own parser; tests/test_pages.py has its settings checked."""
+"""The parser still reads an excused command of `tba`, and tests/test_pages.py checks its settings."""
 CODE = [
     Excuse('"""Add two numbers', "tests/flows/runs/test_task_from_outside.py trains on it"),
     Excuse('"""Questions of a file', "as above"),
@@ -179,7 +179,7 @@ CODE = [
     Excuse("import re\n\nimport verifiers", "the library is an extra: tests/flows/runs/test_verifiers.py"),
     Excuse("import random\n", "tests/flows/runs/test_redteam.py runs it"),
 ]
-"""Likewise, of code in Python."""
+"""Excuses for Python code on the pages."""
 
 
 RUN = [page for page in PAGES if page.name != "extending.md"]  # tests/flows/runs/test_extending.py runs that page
@@ -187,7 +187,7 @@ RUN = [page for page in PAGES if page.name != "extending.md"]  # tests/flows/run
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a finished run, `first`, made by the quickstart's command with real roles, and of one that lives."""
+    """Return a root with a finished run, `first`, made by the quickstart's command with real roles, and a live run."""
     root = tmp_path_factory.mktemp("root")
     settings = {"model.path": tiny_folder(tmp_path_factory.mktemp("models") / "policy"), **TINY, "evaluation.every": 3}
     changes = [f"{key}={value}" for key, value in settings.items()]
@@ -198,13 +198,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_trajectory(response=text, reward=reward, tokens=(slot, 2), searcher=7, slot=slot)
         for slot, (text, reward) in enumerate({"3": 1.0, "4": 0.0}.items())
     )
-    Trajectories(make_live_run(str(root))).append(7, 0, [right, wrong])  # a pair
+    Trajectories(make_live_run(str(root))).append(7, 0, [right, wrong])  # a preference pair
     return root
 
 
 @pytest.fixture
 def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where the commands of a page are run, with the files that they read."""
+    """Return the folder where the commands of a page are run. It has the files that they read."""
     for name, value in {"TBA_ROOT": root, "TBA_CACHE": tmp_path / "cache", "COLUMNS": "100"}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("sys.path", [*sys.path])
@@ -239,7 +239,7 @@ def test_the_commands_of_a_page_can_be_run(page: Path, root: Path, place: Path):
 
 
 def run(text: str, root: Path) -> None:
-    """A command in this process, or its excuse."""
+    """Run a command in this process, or check it as its excuse says."""
     words = shlex.split(text)
     arguments = list(takewhile(lambda it: it != ">", words[1:]))
     options = build_parser().parse_args(arguments) if words[0] == "tba" else None
@@ -258,7 +258,7 @@ def run(text: str, root: Path) -> None:
 
 
 def run_code(text: str, root: Path) -> None:
-    """Code, or its excuse."""
+    """Run Python code, unless it is excused."""
     if not any(re.match(it.begins, text) for it in CODE):
         for there, here in (("tba-runs/runs/NAME", "first"), ("s3://bucket/prefix/runs/first", "live")):
             text = text.replace(there, f"{root}/runs/{here}")
@@ -267,7 +267,7 @@ def run_code(text: str, root: Path) -> None:
 
 
 def fit(options: Namespace, root: Path) -> None:
-    """A command of some page to the run that is here: names, numbers, and what would take long."""
+    """Fit the options of a command to the runs of this test: names, numbers, and options that would take long."""
     here = vars(options)
     match options.command.__module__.rpartition(".")[2]:
         case "run":
@@ -281,7 +281,7 @@ def fit(options: Namespace, root: Path) -> None:
         case "audit":
             here.update(step=STEPS)
         case "export" if options.query:
-            here.update(run="live")  # where something is right
+            here.update(run="live")  # the run with a right response
         case "export" if options.version:
             here.update(version=VERSION)
         case "runs":

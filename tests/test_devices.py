@@ -1,4 +1,4 @@
-"""What roles compute and store is the same on a GPU. `make gpu-check` runs these on one."""
+"""Roles compute and store the same on a GPU as on a CPU. `make gpu-check` runs these tests on a GPU."""
 
 from pathlib import Path
 from typing import get_args
@@ -28,15 +28,15 @@ from tests.support.models.vllm_examples import prompts_of
 V0 = Version(0, 1)
 PROMPTS = prompts_of(["1+2=", "what is it that you want?", "z", "7" * 100])
 SEEDS = [list(range(8))] * len(PROMPTS)
-FAULT = 1e-3  # log-probabilities in float32 that differ by more are another policy's
+FAULT = 1e-3  # float32 log-probabilities that differ by more belong to different policies
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "on_average", "at_most"), [("float32", FAULT, FAULT), ("bfloat16", 0.15, 2.0)])
-def test_log_probabilities_of_what_is_generated_are_the_trainers(
+def test_the_generator_records_the_log_probabilities_that_the_trainer_computes(
     tmp_path: Path, device: str, dtype: str, on_average: float, at_most: float
 ):
-    """Those of the trainer in float32, whatever the generator has; and far from another policy's."""
+    """The trainer computes in float32, whatever the generator's dtype. Another policy gives other log-probabilities."""
     folders = [tiny_folder(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
     generator = TransformersGenerator(device=device, dtype=dtype, batch_responses=12, max_response_tokens=40)
     generator.adopt(folders[0], V0)
@@ -52,8 +52,8 @@ def test_log_probabilities_of_what_is_generated_are_the_trainers(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_step_is_that_of_the_cpu(tmp_path: Path, device: str):
-    """Its loss and its gradient, of a batch with rewards that differ."""
+def test_a_step_has_the_loss_and_the_gradient_of_the_cpu(tmp_path: Path, device: str):
+    """The rewards of the batch differ, so that there is a gradient."""
     rows = fetched_of([trajectory(reward=float(i % 2), response_tokens=(5, 6 + i, 9, EOS_ID)) for i in range(4)])
     folder, config = tiny_folder(tmp_path), Config().replace({"training.responses_per_prompt": 2})
     found = []
@@ -73,7 +73,7 @@ def test_a_step_is_that_of_the_cpu(tmp_path: Path, device: str):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", get_args(OptimizerName))
 def test_an_optimizer_moves_weights_as_on_the_cpu_and_keeps_its_state_where_it_says(name: OptimizerName, device: str):
-    """And goes on from what it stored."""
+    """It also continues from its stored state."""
     chance, training, found = torch.Generator().manual_seed(0), TrainingConfig(optimizer=name), []
     start_NC, gradients = torch.randn(50, 300, generator=chance), torch.randn(4, 50, 300, generator=chance)
     for where in ("cpu", device):
@@ -90,7 +90,7 @@ def test_an_optimizer_moves_weights_as_on_the_cpu_and_keeps_its_state_where_it_s
         assert held == {"cpu" if name == "adamw-on-host" else where}
         found.append(weight.detach().cpu())
     differs = (found[0] - found[1]).abs()
-    assert differs.mean() < 1e-6 and differs.max() < 2e-3  # a number between two levels may come to be either
+    assert differs.mean() < 1e-6 and differs.max() < 2e-3  # a number between two 8-bit levels may be rounded to either
 
 
 STEPS = 8
@@ -102,7 +102,7 @@ STEPS = 8
 def test_a_run_goes_from_its_base_policy_to_its_last_scores(
     tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """On a GPU with the base policy that quickstart makes there; on a CPU that takes minutes."""
+    """On a GPU, quickstart makes the base policy. On a CPU that takes minutes, so the test brings its own."""
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
     settings = {**TINY, "model.device": device, "engine.name": "transformers", "sync.keep_versions": STEPS}
     if device == "cpu":

@@ -1,4 +1,5 @@
-"""What a cluster is given fits itself, Prefect and, where `kubernetes-validate` is installed, Kubernetes' schemas."""
+"""The files for a cluster agree with each other and with Prefect. If `kubernetes-validate` is installed, they are also
+checked against the schemas of Kubernetes."""
 
 import json
 import re
@@ -21,7 +22,7 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def within(value: Any) -> Iterator[Any]:
-    """It and everything in it."""
+    """Yield a value and everything inside it."""
     yield value
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for it in inner:
@@ -37,7 +38,7 @@ def template(pool: str) -> dict[str, Any]:
 
 
 def filled(pool: str) -> dict[str, Any]:
-    """The job that a pool's defaults make, but for what the worker adds."""
+    """Return the job that a pool makes with its default variables, without what the worker adds."""
     defaults = {name: it.get("default") for name, it in template(pool)["variables"]["properties"].items()}
     values = {**defaults, "command": ["prefect", "flow-run", "execute"], "env": [{"name": "A", "value": "1"}]}
 
@@ -64,7 +65,7 @@ def test_there_is_a_pool_and_a_worker_for_all_that_is_deployed():
     assert f"for pool in {' '.join(POOLS)}; do" in setup["spec"]["template"]["spec"]["containers"][0]["args"][0]
 
 
-def test_no_manifest_holds_a_secret_and_what_they_refer_to_is_there_or_made_before():
+def test_no_manifest_holds_a_secret_and_every_name_in_them_is_defined():
     assert "Secret" not in {it["kind"] for it in manifests()}
     everything = [it for whole in [*manifests(), *map(template, POOLS)] for it in within(whole) if isinstance(it, dict)]
     secrets = {it["secretRef"]["name"] for it in everything if "secretRef" in it}
@@ -106,10 +107,10 @@ def test_an_image_gets_what_its_commands_need():
 
 
 def test_kubernetes_takes_every_manifest_and_the_job_of_each_pool():
-    """On request: the package is 100 MB of schemas. `pip install kubernetes-validate`"""
+    """This test runs only after `pip install kubernetes-validate`, which installs 100 MB of schemas."""
     validator = pytest.importorskip("kubernetes_validate")
     jobs = list(map(filled, POOLS))
-    for job in jobs:  # what prefect-kubernetes insists on there, and Kubernetes passes over
+    for job in jobs:  # prefect-kubernetes requires these names here, and Kubernetes ignores them
         assert {job["spec"]["template"]["spec"].pop(name) for name in ("completions", "parallelism")} == {1}
     for manifest in [*manifests(), *jobs]:
         named = {**manifest, "metadata": {"name": "x", **manifest["metadata"]}}

@@ -1,4 +1,4 @@
-"""What the pages tell a reader to type or to open is there: settings, commands and links."""
+"""The settings, commands and links of the pages exist."""
 
 import re
 import shlex
@@ -21,28 +21,28 @@ A_SETTING = re.compile(rf"(?<![\w./-])({'|'.join(SECTIONS)})\.([a-z][a-z0-9_]*)"
 IN_WORDS = re.compile(r"`(tba [^`]+)`")
 A_COMMAND = re.compile(r"`(tba (?:run|fork) [^`]+)`|^(?:    )?(tba (?:run|fork) (?:.*\\\n)*.*)$", re.MULTILINE)
 KNOWN = [page for page in PAGES if page.name != "extending.md"]
-"""The pages that name only settings and commands that there are. The examples of docs/extending.md add some, and
+"""The pages that name only existing settings and commands. The examples of docs/extending.md add new ones, and
 tests/flows/runs/test_extending.py runs them."""
-FORKED = "quickstart"  # whose run the pages fork
+FORKED = "quickstart"  # the task of the run that the pages fork
 
 
 def commands() -> list[str]:
-    """Those that name a task of ours, or fork, with all that they need: no placeholders in brackets."""
+    """Return the `tba run` and `tba fork` commands of all pages, except those with placeholders."""
     found = [inline or block for page in PAGES for inline, block in A_COMMAND.findall(page.read_text())]
     joined = [re.sub(r"\s*\\?\n\s*", " ", it) for it in found]
-    bare = {re.sub(r"\s+#.*|\s{3,}\w.*", "", it) for it in joined}  # without what is said beside it
+    bare = {re.sub(r"\s+#.*|\s{3,}\w.*", "", it) for it in joined}  # without the remark beside the command
     return sorted(it for it in bare if not re.search(r"\[--|…|TASK", it))
 
 
 @pytest.mark.parametrize("page", KNOWN, ids=[page.name for page in KNOWN])
-def test_every_setting_that_a_page_names_is_one(page: Path):
+def test_every_setting_that_a_page_names_exists(page: Path):
     named = {(section, name) for section, name in A_SETTING.findall(page.read_text()) if name not in ("md", "py")}
     known = {name: {it.name for kind in reference.kinds(name) for it in fields(kind)} for name in SECTIONS}
     assert [it for it in named if it[1] not in known[it[0]]] == []
 
 
 @pytest.mark.parametrize("command", commands())
-def test_a_command_of_a_page_has_settings_that_can_be_had_together(command: str):
+def test_the_settings_of_a_command_on_a_page_are_accepted_together(command: str):
     options = build_parser().parse_args(shlex.split(command)[1:])
     task = getattr(options, "task", FORKED)
     steps = getattr(options, "steps", None)
@@ -51,8 +51,8 @@ def test_a_command_of_a_page_has_settings_that_can_be_had_together(command: str)
 
 
 @pytest.mark.parametrize("page", KNOWN, ids=[page.name for page in KNOWN])
-def test_a_command_in_a_sentence_is_one(page: Path):
-    """With the options that it has; but for those that stand for any, or leave out what they are given."""
+def test_a_command_in_a_sentence_exists(page: Path):
+    """Each option belongs to the command. In place of a command, there may be a placeholder in capitals or a path."""
     for command in IN_WORDS.findall(page.read_text()):
         name, *arguments = shlex.split(command)[1:]
         known = reference.parsers()
@@ -64,7 +64,7 @@ def test_a_command_in_a_sentence_is_one(page: Path):
 
 
 def test_the_site_leads_to_every_page():
-    """And to none that is not there, but for one that may come."""
+    """It leads to no other page. Only kubernetes.md may be missing."""
     nav = (ROOT / "docs/site.yml").read_text().partition("\nnav:\n")[2]
     named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", nav, flags=re.MULTILINE)
     assert sorted({*named} - {"kubernetes.md"}) == sorted({site.place(it) for it in site.pages()} - {"kubernetes.md"})
@@ -83,7 +83,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path):
 
 
 @pytest.mark.parametrize(("page", "made"), [(build.SETTINGS, reference.settings), (build.COMMANDS, reference.commands)])
-def test_a_page_that_is_made_says_what_the_code_says(page: Path, made: Callable[[], str]):
+def test_a_generated_page_says_what_the_code_says(page: Path, made: Callable[[], str]):
     assert build.made(page) == made(), "python -m docs.build makes it again"
 
 

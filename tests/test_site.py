@@ -20,12 +20,12 @@ from tests.support.pages import ROOT, anchors
 
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href", "use": "href"}
 FETCHED = ("stylesheet", "icon", "preload", "prefetch", "preconnect", "dns-prefetch", "modulepreload")
-"""Of `link`, what a browser asks for by itself."""
+"""Values of `rel` with which a browser fetches the target of a `link` by itself."""
 
 
 @dataclass
 class Page(HTMLParser):
-    """What a page loads, where it leads, and what can be led to."""
+    """The addresses that a page loads, the targets of its links, and the anchors that links can lead to."""
 
     loads: list[str] = field(default_factory=list)
     leads: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` does it: any warning fails."""
+    """Build the site like `make docs`. Any warning is a failure."""
     if find_spec("material") is None:
         refuse = pytest.fail if os.environ.get("TBA_TESTS_NEED_SITE") else pytest.skip
         refuse("what the site is built with is not there: PYTHONPATH=.tba/docs, after `make docs`")
@@ -103,7 +103,7 @@ def test_it_can_be_read_and_searched_from_a_disk(folder: Path, browser: Browser,
         assert page.locator("figure.diagram svg").first.bounding_box()
 
 
-# --- the copies of pages that it is built from ------------------------------------------------------------------------
+# --- the copies of pages that the site is built from ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""Whatever a version of this program has stored, every later one reads: the runs under tests/data, each kept as it was
-written, with what was found in it then (tests/make_stored_run.py says what they are). And what a later version stores
-in the same version of the format, this one reads: the same runs with additions to everything."""
+"""This version of the program reads what earlier versions stored. The runs under tests/data are kept as they were
+written, with the results that their version found in them (see tests/make_stored_run.py). This version also reads what
+a later version stores in the same version of the format: each test runs again with additions to every object."""
 
 import json
 import shutil
@@ -36,16 +36,16 @@ from tests.support.flows.live_roles import live
 
 FOLDERS = sorted(path.parent for path in (Path(__file__).parent / "data").glob("*/expected.json"))
 OTHER_MACHINES = 0.01
-"""Relative difference between what two kinds of machine compute."""
+"""Allowed relative difference between the results of two kinds of machines."""
 
 
 CONTENTS = {"files", "bytes", "stored_bytes", "sha256", "previous_sha256"}
-"""Columns that are not the same where something was added."""
+"""Columns that change if something is added to an object."""
 
 
 @pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy: what is kept must not change."""
+    """Return a copy of a kept root, because the original must not change."""
     return shutil.copytree(request.param, tmp_path / "root")
 
 
@@ -70,7 +70,7 @@ def opened(root: Path, name: str = "whole") -> Run:
     return Run.open(str(root / "runs" / name))
 
 
-def test_there_are_stored_runs_from_before_and_with_digests():
+def test_there_are_stored_runs_without_and_with_digests():
     digests = {json.loads((it / "runs/whole/run.json").read_text()).get("digests", False) for it in FOLDERS}
     assert digests == {False, True}
 
@@ -99,7 +99,7 @@ def test_queries_find_what_they_found_when_it_was_stored(root: Path, expected: d
 
 
 def _rounded(value: Any) -> Any:
-    """Return a value without the last digits of a float: in which order DuckDB adds rows is up to its threads."""
+    """Return a value without the last digits of a float, because the threads of DuckDB add rows in any order."""
     return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
@@ -128,7 +128,7 @@ def test_the_records_give_the_draws_that_the_ledger_has(root: Path):
 
 @pytest.mark.parametrize(("name", "step"), [("whole", 2), ("whole", 6), ("whole", 10), ("replayed", 9)])
 def test_a_step_can_be_taken_again(root: Path, name: str, step: int):
-    """Not the first one: its log ratios are rounding errors about 0."""
+    """The first step is left out, because its log-ratios are only rounding errors around 0."""
     found = audit.audit(opened(root, name), step, tolerance=OTHER_MACHINES)
     assert [it for it in (*found.compared, *found.rows) if not it.agrees] == []
     assert found.batch == 8
@@ -146,7 +146,7 @@ def test_every_version_that_is_kept_loads_with_the_weights_it_was_published_with
 
 
 @pytest.mark.parametrize("step", [0, 8])
-def test_a_fork_replays_what_it_recorded(root: Path, expected: dict[str, Any], step: int):
+def test_a_fork_replays_what_its_parent_recorded(root: Path, expected: dict[str, Any], step: int):
     run = fork.fork(opened(root), step, {}, name="again", replay=True)
     assert live(run, "trainer", wiring.run_trainer) == []
     assert drawn(run) == expected["whole"]["drawn"]
@@ -154,7 +154,7 @@ def test_a_fork_replays_what_it_recorded(root: Path, expected: dict[str, Any], s
 
 
 def test_a_trainer_that_was_killed_is_resumed(root: Path, expected: dict[str, Any]):
-    """A column that the ledger has got since the run was stored is null before."""
+    """If the stored ledger has no column `advantage`, only the rows of new steps have a value there."""
     run = opened(root, "replayed")
     advantages = "select count(advantage) > 0, count(*) > count(advantage) from draws"
     with storage.connect(run) as con:
@@ -167,7 +167,7 @@ def test_a_trainer_that_was_killed_is_resumed(root: Path, expected: dict[str, An
     assert check(run).problems == []
 
 
-def test_settings_that_are_not_known_are_no_reason_not_to_look_and_one_not_to_go_on(stored: Path, tmp_path: Path):
+def test_a_run_with_unknown_settings_can_be_looked_at_but_not_continued(stored: Path, tmp_path: Path):
     known = summarise(opened(stored, "replayed"))
     path = stored / "runs" / "replayed" / "run.json"
     record = json.loads(path.read_text())
@@ -194,8 +194,8 @@ def test_settings_that_are_not_known_are_no_reason_not_to_look_and_one_not_to_go
     assert sorted(entry.key for entry in run.store.list()) == before
 
 
-def test_a_run_goes_on_after_more_steps_have_been_asked_for(root: Path):
-    """As a fork with searchers of its own, whose rounds go on counting."""
+def test_a_fork_takes_more_steps_than_its_parent(root: Path):
+    """The fork has its own searcher, which continues the numbers of the rounds."""
     run = fork.fork(opened(root), 10, {"training.steps": "14"}, name="further")
     rounds = Trajectories(run).next_seq(0)
     search(run)

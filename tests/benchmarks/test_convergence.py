@@ -1,4 +1,4 @@
-"""The table of where objectives lead: what it is made by, and that the page shows what was measured."""
+"""The table of the policies to which objectives lead: each objective can be measured, and the page shows the rows."""
 
 from pathlib import Path
 
@@ -19,13 +19,12 @@ def test_the_page_shows_the_rows_that_were_measured():
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_each_can_be_measured(name: str):
+def test_each_objective_can_be_measured(name: str):
     before, after, reward = lead(loss_of(name), "reference", seed=0, steps=3)
     assert 0 < after != before and 0 < reward < 1
 
 
 def test_trajectory_balance_reaches_the_target_from_uniform_data():
-    """T10; so is the next."""
     assert lead(loss_of("trajectory balance"), "uniform", seed=0, steps=4000)[1] < 1e-3
 
 

@@ -1,4 +1,4 @@
-"""The command itself; what it runs are tests/test_devices.py, those of vLLM, and measurements."""
+"""The command of `make gpu-check` itself. It runs tests/test_devices.py, the tests of vLLM, and measurements."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def test_of_something_else():
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU here")
-def test_without_a_gpu_it_ends_at_once_and_says_so_in_a_line(tmp_path: Path):
+def test_without_a_gpu_the_command_ends_at_once_with_one_line(tmp_path: Path):
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and ended.stdout == ""
@@ -37,7 +37,7 @@ def test_without_a_gpu_it_ends_at_once_and_says_so_in_a_line(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_tests_are_counted_and_a_failure_is_one(tmp_path: Path):
+def test_tests_failures_and_skipped_tests_are_counted(tmp_path: Path):
     path = tmp_path / "test_some.py"
     path.write_text(SOME)
     found = run_tests([str(path)])
@@ -45,5 +45,5 @@ def test_tests_are_counted_and_a_failure_is_one(tmp_path: Path):
     assert found == {"exit_code": 1, "tests": 3, "failures": 1, "errors": 0, "skipped": 1}
 
 
-def test_all_that_it_names_is_there():
+def test_all_files_that_the_command_names_exist():
     assert all((ROOT / path).exists() for path in [*TESTS, *TESTS_OF_VLLM])

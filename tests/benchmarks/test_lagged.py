@@ -1,4 +1,4 @@
-"""Runs in memory: a batch is by the policy of so many updates ago, and what would be without effect is refused."""
+"""Runs in memory: the policy of `sync.lag` updates ago generates each batch; settings without effect are refused."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,11 +49,11 @@ OTHER = {
     "sync.every": 2,
 }
 BESIDE: Mapping[str, Mapping[str, Any]] = {"search.prompts_where": {"search.prompts_from": "first"}}
-"""What a setting cannot be without."""
+"""Other settings that a setting needs."""
 
 
 class Tiny(Quickstart):
-    """Its base policy is random: nobody has to be taught first."""
+    """Quickstart with a random base policy, which needs no training before the run."""
 
     def recipe(self) -> str:
         return "tiny"
@@ -67,12 +67,12 @@ def small(**changes: Any) -> Config:
 
 
 @pytest.mark.parametrize(("lag", "ages"), [(0, [0, 0, 0, 0, 0]), (1, [0, 1, 1, 1, 1]), (3, [0, 1, 2, 3, 3])])
-def test_a_batch_is_by_the_policy_of_so_many_updates_ago(
+def test_a_batch_comes_from_the_policy_of_lag_updates_ago(
     lag: int, ages: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """By its label, and by its log-probabilities: they are those of the policy that learns where the age is 0 alone."""
+    """Ages and log-probabilities agree: only at age 0 are the log-probabilities those of the policy that learns."""
     drawn: list[Sequence[Trajectory]] = []
-    away: list[float] = []  # of each step: how far the policy is from what sampled its batch, in nats of a response
+    away: list[float] = []  # per step: largest difference between policy and sampler, in nats per response
     learn = Learner.learn
 
     def fetched(trajectories: Sequence[Trajectory]) -> Any:
@@ -94,9 +94,7 @@ def test_a_batch_is_by_the_policy_of_so_many_updates_ago(
 
 
 @pytest.mark.parametrize(("copies", "drawn"), [("all", {0, 1, 2, 3}), ("newest", {2, 3})])
-def test_a_round_is_learned_from_as_it_was_generated_or_without_copies_as_the_settings_say(
-    copies: str, drawn: set[int]
-):
+def test_the_settings_say_whether_copies_in_a_round_are_drawn(copies: str, drawn: set[int]):
     buffer = Buffer(small(**{"training.prompts_per_step": 1, "search.prompts_per_round": 1, "sampling.copies": copies}))
     buffer.admit(0, [make_trajectory(tokens=(7 + (slot > 2), 2), slot=slot) for slot in range(4)])
     batches = [buffer.draw(step) for step in range(1, 9)]
@@ -112,5 +110,5 @@ def test_a_setting_that_would_be_without_effect_is_refused_by_its_name(name: str
     assert str(refused.value).startswith(f"{name} must be ") and str(refused.value).endswith(f" got {value!r}")
 
 
-def test_each_of_them_is_tried():
+def test_every_setting_without_effect_is_tried():
     assert OTHER.keys() == HELD.keys()

@@ -1,4 +1,4 @@
-"""Rounds of a paced task take time, its evaluations do not, and all else is the task's own."""
+"""The rounds of a paced task wait, its evaluations do not, and everything else is as in the task without pace."""
 
 import time
 
@@ -13,7 +13,9 @@ from tests.support.tba.quickstart_examples import prompts, response
 NAME = "benchmarks.science.paced:PacedQuickstart"
 
 
-def test_each_round_waits_also_for_what_was_rewarded_before_and_evaluations_do_not(monkeypatch: pytest.MonkeyPatch):
+def test_each_round_waits_even_if_its_responses_were_rewarded_before_and_evaluations_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     task = PacedQuickstart(TaskConfig(name=NAME, options={"latency": 0.5}))

@@ -1,4 +1,4 @@
-"""The staleness curve: what its sweeps choose, and that the page shows what was measured."""
+"""The staleness curve: which settings its sweeps choose, and that the page shows the measured rows."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def row(rate: float, beta: float, sampled: float) -> staleness.Row:
     )
 
 
-def test_of_a_whole_sweep_the_best_is_chosen_and_of_equals_the_smaller_rate_then_the_smaller_beta():
+def test_a_whole_sweep_chooses_the_best_and_among_equals_the_smaller_rate_then_the_smaller_beta():
     scores = [(6e-4, 0.25, 0.6), (6e-4, 0.05, 0.7), (3e-4, 0.25, 0.7), (3e-4, 0.05, 0.7), (1.5e-4, 0.25, 0.5)]
     rows = [row(*it) for it in [*scores, (1.5e-4, 0.05, 0.6)]]
     assert [run.beta for run in staleness.sweep("TB", 16)] == [0.05, 0.25] * 3

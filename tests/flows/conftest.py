@@ -1,5 +1,5 @@
-"""A Prefect server with workers, once for the session, beside an S3 server. Roles are scripts (script_role.py), but
-those of a run that names a policy are real."""
+"""A Prefect server with workers and an S3 server, started once per session. Roles are scripts (script_role.py), except
+in runs that name a policy: their roles are real."""
 
 import sys
 from collections.abc import Iterator

@@ -48,7 +48,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A root with a finished run, `first`, and one that was interrupted later, `live`. Changed by no test."""
+    """Return a root with a finished run, `first`, and a later, interrupted run, `live`. No test changes them."""
     root = str(tmp_path_factory.mktemp("root"))
     make_run(root)
     make_live_run(root)
@@ -64,7 +64,7 @@ def default_root(root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 @pytest.fixture
 def first(root: str, tmp_path: Path) -> Run:
-    """A copy of the finished run to be changed."""
+    """Return a copy of the finished run that a test may change."""
     return copy_run(Run.open(f"{root}/runs/first"), tmp_path)
 
 
@@ -74,7 +74,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What is said of bad usage or input: one line, without a traceback."""
+    """Run a command that refuses its arguments or input. Return the error, which is one line without a traceback."""
     assert main(arguments) == 2
     out, error = capsys.readouterr()
     assert out == ""
@@ -138,7 +138,7 @@ def test_a_run_that_does_not_exist_is_named(arguments: tuple[str, ...], root: st
         (("grade", "gsm8k", "{binary}"), "is not UTF-8"),
     ],
 )
-def test_what_cannot_be_used_is_named(
+def test_an_argument_that_cannot_be_used_is_named(
     arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     binary = tmp_path / "binary"
@@ -167,7 +167,7 @@ def test_storage_that_is_damaged_is_no_bad_usage(first: Run, capsys: pytest.Capt
     assert layout.RUN in capsys.readouterr().err
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(root: str):
+def test_a_reader_that_closes_the_output_early_causes_no_error(root: str):
     tba = [sys.executable, "-m", "flows.cli", "sql", "first", "select range(100000)", "--json"]
     process = subprocess.Popen(tba, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -230,7 +230,9 @@ def test_runs_lists_the_newest_first(capsys: pytest.CaptureFixture[str], root: s
     ]
 
 
-def test_runs_tells_who_is_alive_and_what_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str):
+def test_runs_shows_living_searchers_and_the_wanted_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
+):
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
     with HeldLease(run, "searcher-000", every=60), HeldLease(run, "trainer", every=60) as trainer:
         trainer.tell("step 5 of 8", step=5)
@@ -261,14 +263,16 @@ def test_runs_never_shortens_the_name_of_a_run(
     assert name in printed(capsys, "runs", str(tmp_path))
 
 
-def test_a_run_that_somebody_looks_after_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str):
+def test_a_run_with_a_living_supervisor_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str):
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
     with HeldLease(run, SUPERVISOR, every=0.2) as held:
         assert f"already has a supervisor, pid {os.getpid()}" in refused(capsys, "resume", run.url)
         held.check()
 
 
-def test_a_run_is_not_resumed_with_other_settings_and_told_what_does_that(capsys: pytest.CaptureFixture[str]):
+def test_a_run_is_not_resumed_with_other_settings_and_the_error_names_the_command_that_can(
+    capsys: pytest.CaptureFixture[str],
+):
     said = refused(capsys, "resume", "first", "--set", "training.ranks=2")
     assert "--set: a run keeps its settings; `tba fork first --step N --set …` goes on from a step with others" in said
 
@@ -430,7 +434,7 @@ def test_watch_shows_one_picture_of_80_columns(capsys: pytest.CaptureFixture[str
 def test_watch_tells_how_long_it_will_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str, steps: int, said: str
 ):
-    """Steps of half a second, of which four have been taken."""
+    """Each step takes half a second, and four have been taken."""
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
     record = json.loads((Path(run.url) / layout.RUN).read_text())
     record["config"]["training"]["steps"] = steps
@@ -469,7 +473,7 @@ def test_watch_of_a_run_without_anything_shows_what_there_is(
     assert "step 0 of 8" in printed(capsys, "watch", run.url, "--once")
 
 
-def test_watch_tells_of_searchers_what_is_newest_and_not_of_imports(
+def test_watch_shows_the_newest_responses_of_searchers_and_no_imports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
 ):
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
@@ -478,11 +482,11 @@ def test_watch_tells_of_searchers_what_is_newest_and_not_of_imports(
     rows = make_shard({PROMPTS[0]: [7.0] * 50}, searcher=elsewhere, version_start=Version(2, 1))
     Trajectories(run).append(elsewhere, 0, rows)
     assert re.findall(r"newest .*", printed(capsys, "watch", run.url, "--once")) == newest
-    assert newest and newest[0].startswith("newest 12 ")  # of two searchers, two prompts each
+    assert newest and newest[0].startswith("newest 12 ")  # two searchers, each with two prompts
 
 
 def test_watch_reads_no_more_of_a_long_run_than_of_a_short_one(tmp_path: Path, root: str):
-    """What is not newest is not opened: here it has gone since the look."""
+    """Only the newest objects are opened. The others are removed here after the first look."""
     run = copy_run(Run.open(f"{root}/runs/first"), tmp_path / "runs")
     view = watch.look(run)
     expected = view.newest_rewards(), view.values(watch_queries.NEWEST_AGES)
@@ -496,7 +500,7 @@ def test_watch_reads_no_more_of_a_long_run_than_of_a_short_one(tmp_path: Path, r
     assert expected[0][1] == 12 and expected[1][0] is not None
 
 
-def test_many_searchers_are_told_of_together_beside_as_many_as_are_wanted(
+def test_many_searchers_are_summed_up_beside_the_wanted_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
 ):
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
@@ -513,7 +517,7 @@ def test_many_searchers_are_told_of_together_beside_as_many_as_are_wanted(
     assert "searcher-001" not in told
 
 
-def test_what_roles_tell_commands_no_terminal_and_is_no_markup(
+def test_texts_of_roles_cannot_control_the_terminal_and_are_no_markup(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
 ):
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
@@ -567,7 +571,7 @@ def test_check_ends_with_1_when_something_is_wrong(first: Run, capsys: pytest.Ca
     assert told["problems"] == [{"key": layout.shard(0, 1), "problem": "is missing"}]
 
 
-def test_no_command_waits_for_what_lies_under_the_name_of_an_object_and_is_no_file(first: Run):
+def test_no_command_waits_for_a_pipe_or_socket_under_the_name_of_an_object(first: Run):
     keys = {layout.shard(0, 9): "pipe", layout.sync(9): "socket", layout.event("trainer", 1, 9): "link to a pipe"}
     for key, kind in keys.items():
         put_irregular(Path(first.url) / key, cast(Kind, kind))
@@ -711,7 +715,7 @@ def test_a_dry_run_shows_the_arithmetic_and_starts_nothing(tmp_path: Path, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_says_who_waits_for_whom(capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_says_whether_searchers_and_trainer_go_in_step(capsys: pytest.CaptureFixture[str]):
     in_step, beside = (printed(capsys, "run", "math", "--dry-run", "--set", f"sync.lag={lag}") for lag in (2, "null"))
     assert "2 steps old from step 3 on as searchers and trainer go in step, 2 syncs apart" in in_step
     assert "initial fill" not in in_step and "initial fill" in beside
@@ -726,12 +730,14 @@ def test_a_dry_run_says_who_waits_for_whom(capsys: pytest.CaptureFixture[str]):
         (0, 400, "recent, on policy as searchers and trainer go in step"),
     ],
 )
-def test_a_dry_run_says_of_what_age_steps_learn(lag: int, steps: int, said: str, capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_says_how_old_the_trajectories_of_steps_are(
+    lag: int, steps: int, said: str, capsys: pytest.CaptureFixture[str]
+):
     changes = (f"sync.lag={lag}", "sync.every=1", "sync.keep_versions=22")
     assert said in printed(capsys, "run", "quickstart", "--dry-run", "--steps", str(steps), "--set", *changes)
 
 
-def test_of_a_fork_its_own_steps_are_those_whose_ages_are_told():
+def test_the_description_of_a_fork_gives_the_ages_of_its_own_steps():
     fork = {"start.step": 40, "start.sync": 40, "sync.lag": 20, "sync.every": 1, "sync.keep_versions": 22}
     told = [describe.describe(preset("quickstart").replace({**fork, "training.steps": steps})) for steps in (60, 61)]
     assert "0 to 19 steps old (mean 9.5), as version 40 generates for every step" in told[0]
@@ -809,7 +815,7 @@ def test_a_dry_run_says_where_a_step_has_more_slots_than_there_are_prompts(capsy
     assert "a step draws 32 prompts, but there are only " in out
 
 
-def test_a_dry_run_fails_where_the_run_would_as_its_name_is_taken(root: str, capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_fails_like_the_run_if_the_name_is_taken(root: str, capsys: pytest.CaptureFixture[str]):
     said = [refused(capsys, "run", "quickstart", "--name", "first", *more) for more in ((), ("--dry-run",))]
     assert said[0] == said[1]
     assert f"run 'first' exists already under {root}" in said[0]

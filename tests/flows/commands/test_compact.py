@@ -1,5 +1,5 @@
-"""A run of real roles is compacted between the lives of its trainer: it takes the steps it would have taken, and what
-can be audited and forked of it is what it says."""
+"""A run of real roles is compacted between the lives of its trainer. It takes the same steps as without compaction, and
+says from which step on it can still be audited and forked."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compacted(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
-    """Its trainer was killed, its shards compacted while the searcher went on, and once more at its end."""
+    """Return a run whose trainer was killed. It was compacted while the searcher went on, and again at its end."""
     changes = {"training.steps": STEPS, "sync.checkpoint_every": 2, "sync.keep_checkpoints": 2}
     changes |= {"training.responses_per_prompt": 4, "sampling.capacity": CAPACITY}
     run = create.start(settings(policy, **changes), str(tmp_path_factory.mktemp("root")), "whole")
@@ -64,7 +64,7 @@ def compacted(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterato
 
 
 def copied(run: Run, folder: Path) -> Run:
-    """The run again, without its forks."""
+    """Return a copy of the run, without its forks."""
     url = layout.run_url(str(folder), run.name)
     shutil.copytree(run.url, url, ignore=shutil.ignore_patterns("forks"))
     return Run.open(url)
@@ -124,7 +124,7 @@ def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
     [{"sampling.evict": "worst", "sampling.capacity": K}, {"sampling.copies": "all", "sampling.capacity": 3 * S}],
 )
 def test_a_trainer_that_resumes_after_a_compaction_draws_by_the_rule_of_its_run(tmp_path: Path, rule: dict[str, Any]):
-    """Rewards that differ need no model: the trainer is one in name."""
+    """Rewards differ only in a synthetic run, whose trainer has no model."""
     changes = {**rule, "sampling.inv_temp": 1.0, "training.steps": 20}
     made = SyntheticRun(str(tmp_path), "first", **changes)
     made.says_the_same = "sampling.copies" in rule
@@ -152,7 +152,7 @@ TAKEN = "select step, slot, position, trajectory_id, prompt_id, branch from draw
 
 
 def taken_by_the_oracle(made: SyntheticRun, syncs: range) -> list[tuple]:
-    """From what SQL shows of the run."""
+    """Return the draws that an oracle takes from the rows that SQL shows of the run."""
     sampling = made.config.sampling
     oracle = Oracle(
         seed=made.config.seed,

@@ -29,7 +29,7 @@ def rows_of(run: Run) -> list[dict[str, object]]:
 
 
 def exported(run: Run, query: str, folder: Path) -> list[dict[str, object]]:
-    """The rows as a reader finds them who follows the card."""
+    """Export a query, and return the rows of the file that the card names."""
     assert main(["export", run.url, "--query", query, str(folder)]) == 0
     _, front, _ = (folder / "README.md").read_text().split("---\n", 2)
     [only] = yaml.safe_load(front)["configs"]
@@ -78,7 +78,7 @@ def test_rows_come_in_groups_that_fit_into_memory_and_in_their_order(run: Run, t
     assert file.read(["i"])["i"].to_pylist() == list(range(5000))
 
 
-def test_a_card_says_what_there_is_whatever_it_is_called(run: Run, tmp_path: Path):
+def test_a_card_shows_any_names_and_queries_as_they_are(run: Run, tmp_path: Path):
     query = 'select 1 as "a|b" -- ``` and {rows}\n'
     exported(run, query, tmp_path / "résumé")
     card = (tmp_path / "résumé" / "README.md").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def test_a_card_says_what_there_is_whatever_it_is_called(run: Run, tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two rounds of groups of eight: few texts, some of which were rewarded in two ways or cut off."""
+    """Return a run with two rounds of groups of eight. They have few texts, some with several rewards or cut off."""
     config = {"task": {"name": "quickstart"}}
     run = Run.create(str(tmp_path_factory.mktemp("root")), "many", config=config, sampler_sql="", code_version="t")
     chance = random.Random(0)
@@ -175,7 +175,7 @@ def test_what_is_no_dataset_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_can_be_none_of_this_machine_is_refused_before_anything_is_written(
+def test_a_target_that_cannot_be_a_new_folder_here_is_refused_before_anything_is_written(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

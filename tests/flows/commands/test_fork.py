@@ -1,4 +1,4 @@
-"""Exact resume, audit and forks: a run whose roles are killed at work, against runs that retake its steps unbroken."""
+"""Exact resume, audit and forks: a run whose roles are killed, compared with runs that repeat its steps unbroken."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
-    """A finished run in real processes: its trainer was killed twice at work, its searcher once."""
+    """Return a finished run of real processes, whose trainer was killed twice at work, and whose searcher once."""
     config = settings(policy, **{"training.steps": STEPS, "sync.checkpoint_every": 3, "sync.keep_checkpoints": 2})
     run = create.start(config, str(tmp_path_factory.mktemp("root")), "whole")
     searcher, trainer = role(run, "searcher"), role(run, "trainer")
@@ -76,7 +76,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[R
 
 @pytest.fixture(scope="module")
 def unbroken(killed: Run) -> Run:
-    """A fork from the start that replays the killed run's records in one go."""
+    """Return a fork from step 0 that replays the killed run's records in one life."""
     run = fork.fork(killed, 0, {}, name="unbroken", replay=True)
     assert live(run, "trainer", wiring.run_trainer) == []
     return run
@@ -100,7 +100,7 @@ def test_an_audit_finds_every_step_as_the_ledger_says(killed: Run, unbroken: Run
 
 
 def altered(run: Run, folder: Path, key: str, change: Callable[[pa.Table], pa.Table]) -> Run:
-    """The run again, with another object in place of one."""
+    """Return a copy of the run in which one object is changed."""
     subprocess.run(["cp", "-r", run.url, str(folder / run.name)], check=True)
     path = folder / run.name / key
     path.write_bytes(parquet.encode(change(parquet.decode(path.read_bytes(), key))))
@@ -167,7 +167,7 @@ def test_an_audit_that_finds_a_difference_shows_the_row_and_ends_with_1(
     assert "1 value differs from the ledger" in said
 
 
-def test_an_audit_on_other_hardware_accepts_what_it_is_told_to(killed: Run, tmp_path: Path):
+def test_an_audit_with_a_tolerance_accepts_differences_of_other_hardware(killed: Run, tmp_path: Path):
     attempt, loss = rows(killed, "select attempt, loss from steps where step = 1")[0]
     run = altered(killed, tmp_path, layout.steps(1, attempt), lambda table: put(table, "loss", 0, loss * 1.001))
     assert not audit.audit(run, 1).ok
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_was_given_up_is_made_again(killed: Run):
     assert Version(6, 2) not in Checkpoints(killed).complete()
     run = fork.fork(killed, 6, {}, name="rebuilt", replay=True)
     assert run.parent and run.parent.rebuilt
-    assert check(run).problems == []  # also before it has begun
+    assert check(run).problems == []  # also before the fork has begun
     assert live(run, "trainer", wiring.run_trainer) == []
     assert rows(run, LEDGER) == rows(killed, LEDGER)
     assert check(run).problems == []
@@ -207,7 +207,7 @@ def test_a_checkpoint_that_was_given_up_is_made_again(killed: Run):
 def test_a_checkpoint_that_was_given_up_and_is_still_there_is_taken_along(killed: Run, tmp_path: Path):
     parent = copy_run(killed, tmp_path / "runs")
     checkpoint = Checkpoints(parent).complete()[0]
-    give_up(parent, checkpoints=[checkpoint], why="a test")  # by somebody who was killed then, or is about to remove it
+    give_up(parent, checkpoints=[checkpoint], why="a test")  # by a process killed before it removed the checkpoint
     run = fork.fork(parent, checkpoint.number * EVERY, {"training.steps": "28"}, name="copied")
     assert run.parent and run.parent.rebuilt
     manifest_folders.remove(parent.store, layout.checkpoint(checkpoint))
@@ -230,7 +230,7 @@ def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed:
 
 @pytest.mark.slow
 def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_is_audited(killed: Run):
-    """Its rewards teach nothing; what moves the policy away from the reference, and GRPO back, is weight decay."""
+    """The rewards teach nothing here. Weight decay moves the policy away from the reference, and GRPO moves it back."""
     changes = {
         "objective.name": "grpo", "objective.reference_reset": "5", "objective.reset_optimizer": "true",
         "training.weight_decay": "1", "training.learning_rate": "0.01",
@@ -264,7 +264,7 @@ def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_
 def test_steps_that_are_skipped_as_the_reference_is_reset_are_audited_and_gone_on_from(
     killed: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is reset all the same, and the optimizer begins anew with the next step that is taken."""
+    """The reference is reset all the same, and the optimizer begins anew with the next step that is not skipped."""
     skipped, beta_at = [6, 7, 11], learner.beta_at
     monkeypatch.setattr(learner, "beta_at", lambda step, of: 1e-300 if step in skipped else beta_at(step, of))
     changes = {
@@ -300,7 +300,7 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
         found = audit.audit(run, step)
         assert found.ok and found.tolerance == 0.0
         began_after.append(found.began_after)
-    assert began_after == [12, 20]  # the parent's checkpoint, without values, and its own
+    assert began_after == [12, 20]  # the parent's checkpoint, without value model, and its own
     kept = Checkpoints(run).complete()[-1]
     assert (Checkpoints(run).load(kept.number, kept.attempt) / "companion.safetensors").is_file()
     assert not any("companion" in entry.key for entry in run.store.list(layout.VERSIONS))
@@ -309,7 +309,7 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
 
 @pytest.mark.slow
 def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_and_a_fork(killed: Run):
-    """Begun at step 18 by a fork that generates on; killed once it has a checkpoint of its own."""
+    """A fork begins it at step 18 and generates further. Its trainer is killed once it has a checkpoint of its own."""
     changes = {
         "objective.log_z": "learned", "objective.log_z_learning_rate": "0.05", "training.steps": "42",
         "sync.checkpoint_every": "3", "sync.keep_checkpoints": "9",
@@ -366,7 +366,7 @@ def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_a
         (6, {}, "not a name", r"run: a name of letters"),
     ],
 )
-def test_a_fork_that_cannot_be_is_refused_before_anything_is_made(
+def test_an_impossible_fork_is_refused_before_anything_is_made(
     killed: Run, step: int, changes: dict[str, str], name: str, said: str
 ):
     before = {entry.key for entry in killed.store.list()}
@@ -375,7 +375,7 @@ def test_a_fork_that_cannot_be_is_refused_before_anything_is_made(
     assert {entry.key for entry in killed.store.list()} == before
 
 
-def test_a_fork_is_forked_after_it_has_left_its_parent_and_a_replay_never(killed: Run, unbroken: Run):
+def test_a_fork_can_be_forked_only_after_its_own_start_and_a_replay_never(killed: Run, unbroken: Run):
     further = fork.fork(killed, 12, {}, name="left-at-12")
     with pytest.raises(ConfigError, match=r"step 6 is one of whole's: `tba fork whole --step 6`"):
         fork.fork(further, 6, {}, name="x")
@@ -390,7 +390,7 @@ def test_a_fork_is_forked_after_it_has_left_its_parent_and_a_replay_never(killed
 def test_a_fork_that_was_cut_short_can_be_made_again(killed: Run):
     origin = fork.fork(killed, 12, {}, name="whole-twelve").parent
     assert origin
-    register(killed, "again", origin)  # and no more, as by a process that was killed then
+    register(killed, "again", origin)  # and no more, as if the process was killed then
     assert fork.fork(killed, 12, {}, name="again").parent == origin
     with pytest.raises(ConfigError, match="run 'again' exists already beside 'whole'"):
         fork.fork(killed, 12, {}, name="again")
@@ -400,7 +400,7 @@ class Killed(BaseException): ...
 
 
 def before_write(patch: pytest.MonkeyPatch, number: int, happen: Callable[[], object]) -> None:
-    """Once, before the n-th write to do with forks."""
+    """Call `happen` once, before the n-th write of a run.json or a registration of a fork."""
     left = [number]
 
     def watched(write: Callable[..., None]) -> Callable[..., None]:
@@ -418,7 +418,7 @@ def before_write(patch: pytest.MonkeyPatch, number: int, happen: Callable[[], ob
 
 
 @pytest.mark.parametrize("one_is_killed", [False, True])
-def test_a_run_that_exists_is_registered_whoever_else_wanted_its_name(
+def test_an_existing_fork_is_registered_even_if_others_wanted_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_is_killed: bool
 ):
     parent = make_run(str(tmp_path))
@@ -442,7 +442,7 @@ def test_a_run_that_exists_is_registered_whoever_else_wanted_its_name(
         with suppress(Missing):
             assert is_registered(parent, Run.open(layout.run_url(parent.root, name)))
         with suppress(ConfigError):
-            fork_parent(4, name=name)  # what was cut short can be made
+            fork_parent(4, name=name)  # a fork that was cut short can be made again
         assert is_registered(parent, Run.open(layout.run_url(parent.root, name)))
 
 
@@ -471,7 +471,7 @@ def test_of_two_that_fork_at_once_one_takes_the_next_name(tmp_path: Path, monkey
     assert {it["fork"] for it in registered} == {"first-4", "first-4-2"}
 
 
-def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_its_way(
+def test_a_fork_with_a_larger_index_is_refused_if_rows_were_given_up_before_it_was_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     parent = SyntheticRun(str(tmp_path), "first", **{"sampling.capacity": 4}).finish().run
@@ -507,7 +507,7 @@ def test_a_metric_that_was_not_measured_then_is_no_difference(killed: Run, tmp_p
 
 
 def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):
-    """Where version 0 does not hold the full precision, the start is loaded again from where it was configured."""
+    """Version 0 does not hold the full precision here, so the start is loaded again from model.path."""
     policy = tiny_folder(tmp_path / "tiny")
     config = settings(policy, **{"model.publish_dtype": "bfloat16"})
     run = create.start(config, str(tmp_path), "bf16")

@@ -35,15 +35,15 @@ def test_a_run_that_lost_a_shard_is_not_resumed_and_nothing_of_it_changes(damage
     assert {entry.key: damaged.store.read(entry.key) for entry in damaged.store.list()} == before
 
 
-def test_it_goes_on_once_the_shard_is_restored(damaged: Run, tmp_path: Path):
-    other = make_run(str(tmp_path / "again"))  # the same run: its numbers are derived
+def test_a_run_goes_on_once_its_shard_is_restored(damaged: Run, tmp_path: Path):
+    other = make_run(str(tmp_path / "again"))  # the same run again, as its seed is fixed
     content = Path(other.url, LOST).read_bytes()
     Path(damaged.url, LOST).write_bytes(content)
     create.resume(damaged.url)
     assert read_state(damaged).desired == "run"
 
 
-def test_it_goes_on_once_the_shard_is_given_up(damaged: Run, capsys: pytest.CaptureFixture[str]):
+def test_a_run_goes_on_once_its_shard_is_given_up(damaged: Run, capsys: pytest.CaptureFixture[str]):
     assert main(["give-up", damaged.url, LOST, "--why", "the disk lost it", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"run": "first", "retention": told["retention"], "shards": {LOST: "is missing"}}
@@ -72,7 +72,7 @@ def test_what_is_whole_cannot_be_given_up(damaged: Run):
     assert given_up(damaged).shards == frozenset()
 
 
-def test_a_run_that_somebody_looks_after_is_left_alone(damaged: Run):
+def test_a_run_with_a_living_supervisor_is_left_alone(damaged: Run):
     with HeldLease(damaged, "supervisor", every=0.1), pytest.raises(ConfigError, match="already has a supervisor"):
         give_up(damaged, [], why="a test")
     assert given_up(damaged).shards == frozenset()
@@ -86,7 +86,7 @@ def test_a_step_that_was_taken_with_a_shard_that_is_given_up_since_is_not_audite
     assert "retention/" in capsys.readouterr().err
 
 
-def test_a_step_is_not_audited_from_before_steps_that_were_taken_with_a_shard_that_is_given_up_since(
+def test_a_step_is_not_audited_if_a_step_to_be_repeated_before_it_used_a_shard_that_is_given_up(
     damaged: Run, capsys: pytest.CaptureFixture[str]
 ):
     """The step's own attempt never held the shard, but no checkpoint of that attempt is left to begin at."""
@@ -101,6 +101,6 @@ def test_a_step_is_not_audited_from_before_steps_that_were_taken_with_a_shard_th
     )
 
 
-def test_the_command_that_goes_on_is_told_with_where_the_run_is(damaged: Run, capsys: pytest.CaptureFixture[str]):
+def test_the_command_to_resume_is_shown_with_the_url_of_the_run(damaged: Run, capsys: pytest.CaptureFixture[str]):
     assert main(["give-up", damaged.url]) == 0
     assert f"`tba resume {damaged.url}` goes on" in capsys.readouterr().out

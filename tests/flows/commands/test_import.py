@@ -56,7 +56,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begun(policy: Path, root: str, **changes: object) -> Run:
-    """A run whose trainer has stored what it begins with, and found nobody who generates."""
+    """Return a run whose trainer has stored its first objects, and then ended because no searcher generates."""
     run = create.start(settings(policy, **{**LEARNING, **changes}), root, "taken")
     [ended] = live(run, "trainer", wiring.run_trainer)
     assert isinstance(ended, DeadlinePassed)
@@ -65,12 +65,12 @@ def begun(policy: Path, root: str, **changes: object) -> Run:
 
 @pytest.fixture(scope="module")
 def empty(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Nothing is imported into it."""
+    """Return a run into which nothing is imported."""
     return begun(policy, str(tmp_path_factory.mktemp("root")))
 
 
 def given(run: Run, prompts: int = 6, responses: int = K, first: int = 0) -> list[dict[str, Any]]:
-    """Right and wrong answers to some prompts, all of them different."""
+    """Return rows with right and wrong answers to some prompts. All answers differ."""
     asked = read_prompts(run, "train")[first : first + prompts]
     answers = [[it.answer, *(f"{it.answer}{n}" for n in range(1, responses))] for it in asked]
     return [{"prompt_id": it.prompt_id, "response": said} for it, of in zip(asked, answers, strict=True) for said in of]
@@ -86,7 +86,7 @@ def imported(run: Run, *arguments: str, capsys: pytest.CaptureFixture[str]) -> s
     return capsys.readouterr().out
 
 
-def test_a_run_learns_from_what_was_imported_alone_and_so_does_a_fork_which_takes_more_in(
+def test_a_run_learns_from_imports_alone_and_so_does_a_fork_which_may_import_more(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     run = begun(policy, str(tmp_path / "root"))
@@ -147,7 +147,9 @@ def test_a_run_without_searchers_learns_from_imports_some_of_which_come_while_it
     assert sorted(it.role for it in read_leases(run)) == ["evaluator", "supervisor", "trainer"]
 
 
-def test_a_policy_comes_to_say_what_was_rewarded(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_policy_learns_to_prefer_imported_responses_with_a_reward(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     changes = {"training.steps": 40, "training.learning_rate": 1e-2, "search.temperature": 1.0}
     run = begun(policy, str(tmp_path / "root"), **changes)
     found = given(run, prompts=4)
@@ -159,7 +161,7 @@ def test_a_policy_comes_to_say_what_was_rewarded(policy: Path, tmp_path: Path, c
 
 
 def right(folder: Path, run: Run) -> list[float]:
-    """By how much the right responses are likelier than the others of their prompts, on average."""
+    """Return, for each prompt, the mean log-probability of its right responses minus that of its other responses."""
     stored = rows(run, "select prompt_id, prompt_tokens, response_tokens, reward from trajectories order by all")
     loaded, gaps = PolicyScorer(Policy.load(folder), Version(0, 1)), dict[str, list[list[float]]]()
     for prompt_id, prompt_tokens, tokens, reward in stored:
@@ -185,7 +187,7 @@ cli.main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
-def test_what_was_killed_has_imported_whole_files_and_is_finished_by_the_same_command(
+def test_a_killed_import_leaves_whole_files_and_the_same_command_finishes_it(
     policy: Path, root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     run = begun(policy, root, **{"training.steps": 2})
@@ -234,7 +236,7 @@ def test_the_same_rows_in_another_form_are_the_same_import(
         (None, False),
     ],
 )
-def test_a_column_that_is_not_read_is_in_nobodys_way(
+def test_a_column_that_is_not_read_may_have_any_type(
     empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], unread: pa.Array | None, is_taken: bool
 ):
     columns = {"prompt_id": pa.array(["train-00000"]), "response": pa.array(["12"])}
@@ -262,7 +264,7 @@ def test_another_file_with_the_number_of_one_that_was_imported_is_refused(
     assert "imported already" in imported(run, one, capsys=capsys)
 
 
-def test_what_was_read_is_scored_and_stored_file_by_file(
+def test_files_are_scored_and_stored_one_after_the_other(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     run = begun(policy, str(tmp_path / "root"))
@@ -382,7 +384,7 @@ def test_a_row_that_gives_a_field_twice_is_named_and_nothing_is_stored(
         (["--map", "reward=a", "reward=b"], "--map: reward cannot be 'a' and 'b'"),
     ],
 )
-def test_options_that_say_nothing_of_the_run_are_refused(
+def test_options_that_do_not_fit_the_run_or_the_rows_are_refused(
     empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ):
     assert main(["import", empty.url, written(tmp_path / "a.jsonl", [GOOD]), *arguments]) == 2

@@ -1,4 +1,4 @@
-"""`tba scale` and `tba stop`, of real roles and of runs that nobody is at work on."""
+"""`tba scale` and `tba stop` with real roles, and on runs without living roles."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ from tests.support.storage.synthetic import make_run as make_finished_run
 def run(tmp_path: Path) -> Iterator[Run]:
     run = make_run(tmp_path)
     yield run
-    change_state(run, desired="stop")  # whoever looks after it starts nothing again
+    change_state(run, desired="stop")  # so that its supervisor starts no role again
     end_roles(run)
 
 
@@ -83,7 +83,7 @@ def test_whoever_does_not_stop_is_named(tmp_path: Path, capsys: pytest.CaptureFi
         ({"sync.lag": 1, "search.prompts_per_round": 64}, "3", "must stay 2 if sync.lag is set, because the trainer"),
     ],
 )
-def test_a_number_that_cannot_be_is_refused(
+def test_an_impossible_number_of_searchers_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], searchers: str, said: str
 ):
     run = make_run(tmp_path, changes)
@@ -108,9 +108,7 @@ def test_an_interrupted_run_has_nobody_to_stop(tmp_path: Path, capsys: pytest.Ca
     assert read_state(run).desired == "run"
 
 
-def test_a_damaged_lease_or_state_hides_no_role_from_who_looks_and_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_damaged_lease_or_state_hides_no_role_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = make_live_run(str(tmp_path))
     change_state(run, desired="run", searchers=1)
     with HeldLease(run, "trainer", every=60) as trainer, HeldLease(run, "searcher-000", every=60):

@@ -24,7 +24,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def prompt(tmp_path: Path) -> Iterator[Callable[[Run], Terminal]]:
-    """Opens a prompt; all of a test have one history."""
+    """Return a function that opens a prompt. All prompts of a test share one history."""
     opened: list[Terminal] = []
 
     def open_prompt(run: Run) -> Terminal:
@@ -74,7 +74,7 @@ def test_ctrl_c_forgets_what_was_typed(finished: Run, prompt: Callable[[Run], Te
 def test_ctrl_c_stops_a_query_and_not_the_prompt(finished: Run, prompt: Callable[[Run], Terminal]):
     terminal = prompt(finished)
     told = ""
-    while "interrupted" not in told:  # it may come before the query has begun, and then forgets the line
+    while "interrupted" not in told:  # Ctrl-C before the query has begun only clears the line
         terminal.type("select sum(a.i * b.i) from range(10000000) a(i), range(10000000) b(i);\n", until="\n")
         told = terminal.press(CTRL_C, until=READY)
     terminal.type("select count(*) as steps from steps;\n", until=f"│     {STEPS} │")
@@ -83,7 +83,7 @@ def test_ctrl_c_stops_a_query_and_not_the_prompt(finished: Run, prompt: Callable
 def test_ctrl_c_stops_a_query_that_heeds_no_interrupt_too(finished: Run, prompt: Callable[[Run], Terminal]):
     terminal = prompt(finished)
     told = ""
-    while "is gone with the query's process" not in told:  # it may come before the query has begun
+    while "is gone with the query's process" not in told:  # Ctrl-C may come before the query has begun
         terminal.type("select levenshtein(repeat('a', 400000), repeat('b', 400000));\n", until="\n")
         told = terminal.press(CTRL_C, until=READY)
     assert "interrupted" in told
@@ -96,18 +96,18 @@ def test_a_query_that_ends_its_process_does_not_end_the_prompt(finished: Run, pr
     assert "42" in terminal.type("select 6 * 7 as answer;\n", until=READY)
 
 
-def test_what_was_asked_comes_back_in_the_next_prompt_as_one_line(
+def test_the_next_prompt_has_each_earlier_query_as_one_line(
     finished: Run, prompt: Callable[[Run], Terminal], tmp_path: Path
 ):
     before = prompt(finished)
     before.type("select max(step)\n", until="...> ")
     before.type("  from steps;\n", until=READY)
-    before.process.kill()  # each query is kept when it is asked
+    before.process.kill()  # the history has each query as soon as it is asked
     assert (tmp_path / "cache" / "prompt" / "history").stat().st_mode & 0o077 == 0
     prompt(finished).type(UP, until="select max(step) from steps;")
 
 
-def test_what_a_query_makes_is_there_for_the_next_until_the_run_is_looked_at_again(
+def test_a_table_that_a_query_makes_exists_for_later_queries_until_refresh(
     prompt: Callable[[Run], Terminal], tmp_path: Path
 ):
     run = make_live_run(str(tmp_path))

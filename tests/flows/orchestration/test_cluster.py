@@ -1,4 +1,4 @@
-"""A cluster in small: Prefect's server on Postgres, a worker for each pool, and all of it mortal."""
+"""A small cluster: Prefect's server on Postgres, and a worker for each pool. The tests kill these processes."""
 
 import os
 import signal
@@ -42,10 +42,10 @@ emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-
 
 
 class Cluster(Stack):
-    """Whose processes a test kills and starts again, as whatever keeps them alive on a cluster would."""
+    """A stack whose processes a test kills and starts again. A real cluster would start them again by itself."""
 
     def kill(self, name: str) -> None:
-        """With all that it started but roles, which have sessions of their own."""
+        """Kill a process and everything that it started, except roles, which have their own sessions."""
         process = self.processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -117,29 +117,29 @@ def test_a_run_outlives_a_worker_a_role_and_the_server_and_is_scaled_meanwhile(c
     assert cluster.api.state_of(kept)["type"] == "COMPLETED", cluster.api.state_of(kept)
     assert list((root / "runs/r/compactions").glob("*.parquet"))
     assert main(["check", run.url]) == 0
-    for left in cluster.api.flow_runs("RUNNING"):  # whose processes were killed; an automation notices in two minutes
+    for left in cluster.api.flow_runs("RUNNING"):  # their processes were killed, which an automation would notice later
         cluster.api.set_state(left["id"], "CRASHED")
 
 
 def hold(cluster: Cluster, *, at: int) -> None:
-    """The trainer after this step: written beside and renamed, as it may be reading."""
+    """Hold the trainer after this step. The file is renamed into place, because the trainer may be reading it."""
     (cluster.home / "to-be-held-at").write_text(str(at))
     os.replace(cluster.home / "to-be-held-at", cluster.home / "held-at")
 
 
 def step_of(run: Run, *, life: int) -> float:
-    """How far the trainer is in a life, or in one after it."""
+    """Return the step of the trainer in this life or a later one, and 0 in an earlier life."""
     lease = read_lease(run, "trainer")
     return lease.progress.get("step", 0) if lease and lease.life >= life else 0
 
 
 def searching(run: Run) -> set[str]:
-    """The searchers that are at work and have appended something."""
+    """Return the searchers that are at work and have appended something."""
     leases = [it for it in read_leases(run) if it.role.startswith("searcher") and it.status not in CLOSED]
     return {it.role for it in leases if it.progress.get("shards")}
 
 
-def test_a_supervisor_that_was_killed_has_another_go_and_alarms_are_told_by_automations(cluster: Cluster, root: Path):
+def test_a_killed_supervisor_is_retried_and_automations_report_alarms(cluster: Cluster, root: Path):
     with listener() as (address, heard):
         cluster.python("-c", BLOCK, address)
         made = cluster.python(
@@ -162,7 +162,7 @@ def test_a_supervisor_that_was_killed_has_another_go_and_alarms_are_told_by_auto
 
         cluster.kill("worker-tba")
         cluster.python("-m", "flows.orchestration.automations", "--silent-after", "10")
-        cluster.python("-c", BEAT, flow.id)  # its last; otherwise there is one every thirty seconds
+        cluster.python("-c", BEAT, flow.id)  # the last heartbeat; otherwise there is one every thirty seconds
         until(lambda: flow.runs() == 2 or flow.state() in ("CRASHED", "SCHEDULED"), "its silence is noticed", PATIENCE)
         cluster.python("-m", "flows.orchestration.automations")
         cluster.start_workers("tba")
@@ -177,7 +177,7 @@ def test_a_supervisor_that_was_killed_has_another_go_and_alarms_are_told_by_auto
 
 @contextmanager
 def listener() -> Iterator[tuple[str, list[str]]]:
-    """An address on loopback, and what has been posted there."""
+    """Yield an address on loopback, and the list of everything that is posted there."""
     heard: list[str] = []
 
     class Listener(BaseHTTPRequestHandler):

@@ -1,5 +1,5 @@
-"""The flow `tba` on a real server with real workers. Roles are processes that only pretend to learn, but in the tests
-of whole runs."""
+"""The flow `tba` on a real server with real workers. Roles are processes that only pretend to learn, except in the test
+of a whole run."""
 
 import os
 import signal
@@ -97,7 +97,7 @@ def test_roles_outlive_a_killed_flow_are_adopted_by_the_next_and_stop_when_that_
     assert {lease.role: lease.status for lease in read_leases(run)} == dict.fromkeys([*ROLES, "supervisor"], "stopped")
 
 
-def test_another_go_of_a_flow_run_finds_the_run_it_made(stack: Stack, root: Path):
+def test_a_retried_flow_run_finds_the_run_it_made(stack: Stack, root: Path):
     flow = Flow(stack, root, "r")
     run = flow.run()
     leases = at_work(run, *ROLES)
@@ -110,7 +110,7 @@ def test_another_go_of_a_flow_run_finds_the_run_it_made(stack: Stack, root: Path
     assert not any(is_running(lease.pid) for lease in leases.values())
 
 
-def test_another_go_stands_by_while_the_first_lives_takes_its_place_and_keeps_what_was_scaled(stack: Stack, root: Path):
+def test_a_retry_stands_by_while_the_first_lives_then_takes_its_place_and_keeps_the_searchers(stack: Stack, root: Path):
     flow = Flow(stack, root, "r", searchers=1)
     run = flow.run()
     at_work(run, *ROLES)
@@ -129,7 +129,7 @@ def test_another_go_stands_by_while_the_first_lives_takes_its_place_and_keeps_wh
     assert "role-draining" not in {it["kind"] for it in read_events(run) if "too many of 1" in it["message"]}
 
 
-def test_another_go_that_stands_by_ends_as_the_first(stack: Stack, root: Path):
+def test_a_retry_that_stands_by_ends_like_the_first(stack: Stack, root: Path):
     flow = Flow(stack, root, "r")
     run = flow.run()
     at_work(run, *ROLES)
@@ -141,7 +141,7 @@ def test_another_go_that_stands_by_ends_as_the_first(stack: Stack, root: Path):
     assert len([it for it in read_events(run) if it["kind"] == "supervisor-started"]) == 1
 
 
-def test_another_go_of_a_flow_run_leaves_a_run_of_the_same_name_alone(stack: Stack, root: Path):
+def test_a_retried_flow_run_leaves_a_run_of_the_same_name_alone(stack: Stack, root: Path):
     config = preset("quickstart").to_dict()
     run = Run.create(str(root), "r", config=config, sampler_sql="select 1", code_version="test")
     change_state(run, desired="stop", why="somebody said so")
@@ -190,7 +190,7 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     assert ended["r-searcher-000-2"] in ("Stopped", "Cancelled")
 
 
-def test_another_go_of_a_deployed_role_disturbs_neither_its_life_nor_its_run(stack: Stack, root: Path):
+def test_a_retry_of_a_deployed_role_disturbs_neither_its_life_nor_its_run(stack: Stack, root: Path):
     flow = Flow(stack, root, "r", launcher="deployments")
     run = flow.run()
     leases = at_work(run, *ROLES)

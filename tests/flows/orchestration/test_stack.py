@@ -45,7 +45,7 @@ def test_a_command_finds_the_server(stack: Stack):
 
 
 def test_nobody_else_on_this_machine_and_no_page_in_a_browser_starts_a_deployment(stack: Stack):
-    """Whoever can runs code as the worker."""
+    """Whoever can start a deployment can run code as the worker."""
     deployment = stack.api.call("GET", "/deployments/name/tba/quickstart")["id"]
     before = len(stack.api.flow_runs())
     url = f"{stack.api.url}/deployments/{deployment}/create_flow_run"
@@ -65,9 +65,7 @@ def test_nobody_else_on_this_machine_and_no_page_in_a_browser_starts_a_deploymen
             assert answer.headers["Access-Control-Allow-Origin"] == allowed
 
 
-def test_who_does_not_wait_for_runs_to_be_cancelled_leaves_no_server_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupt_while_runs_are_cancelled_leaves_no_server_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def cancel_runs():
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`tba browse`: what its pages say is what storage says; nobody sees them who should not, and nothing in them runs."""
+"""`tba browse`: its pages say what storage says, only permitted readers see them, and nothing in them runs."""
 
 import http.client
 import re
@@ -70,7 +70,7 @@ def one(con: duckdb.DuckDBPyConnection, query: str) -> tuple:
 
 
 def test_every_link_leads_somewhere(site: Site):
-    """From the first page on, whatever pages link to is whole and there: the first few of each kind."""
+    """Follow the links from the first page, up to three of each kind. Every page exists and is whole."""
     seen: set[str] = set()
     kinds: Counter[str] = Counter()
     ahead = ["/"]
@@ -123,8 +123,8 @@ def test_a_step_says_what_it_raised_and_lowered_most(site: Site, con: duckdb.Duc
         assert f"{number(abs(advantage))}</span>" in told
 
 
-def test_a_target_is_told_only_where_it_is_what_reward_and_log_z_come_to():
-    """Of residuals that somebody made up none is; of those of the loss it is the log-ratio without a residual."""
+def test_a_target_is_shown_only_if_reward_and_log_z_agree_with_it():
+    """The target is the log-ratio minus the residual. There is none if the residual does not fit the reward."""
     row = {
         "reward": 1.0,
         "log_z": 9.78,
@@ -140,7 +140,7 @@ def test_a_target_is_told_only_where_it_is_what_reward_and_log_z_come_to():
     assert Drawn({**row, "logp": None}, 4).log_ratio is None
 
 
-def test_a_step_that_was_taken_twice_has_a_page_of_each(site: Site, con: duckdb.DuckDBPyConnection):
+def test_a_step_that_was_taken_twice_has_a_page_for_each_attempt(site: Site, con: duckdb.DuckDBPyConnection):
     losses = dict(con.execute("select attempt, loss from steps_all where step = 5").fetchall())
     assert set(losses) == {1, 2}
     assert "attempt 2 · also taken by attempt 1" in site.text("/step/5")
@@ -160,7 +160,7 @@ def test_a_trajectory_has_its_tokens_with_their_log_ratios(site: Site, con: duck
     for at, (span, token) in enumerate(zip(spans, tokens, strict=True)):
         assert f"token {at + 1} of {len(tokens)}, number {token}" in span
         if mask[at]:
-            assert span.startswith("m10")  # -0.5 - (-0.25): as far below 0 as colours go here
+            assert span.startswith("m10")  # the log-ratio, -0.5 - (-0.25), has the strongest colour below 0
             assert "log-ratio −0.25 = −0.5 − (−0.25)" in span
     for (step,) in con.execute("select distinct step from draws where trajectory_id = ?", [name]).fetchall():
         assert f"href='/step/{step}'" in body
@@ -200,7 +200,7 @@ def test_tokens_of_bytes_read_as_the_text_that_they_are_part_of(tmp_path: Path):
         ({"where": "seq = 2 or seq = 3 -- these", "reward_to": "0"}, "seq in (2, 3) and reward <= 0"),
     ],
 )
-def test_the_form_finds_what_sql_finds_and_is_written_out_as_it(
+def test_the_form_finds_what_sql_finds_and_shows_its_sql(
     site: Site, con: duckdb.DuckDBPyConnection, form: dict[str, str], condition: str
 ):
     (count,) = one(con, f"select count(*) from trajectories where {condition}")
@@ -212,7 +212,7 @@ def test_the_form_finds_what_sql_finds_and_is_written_out_as_it(
 
 
 def test_trajectories_are_chosen_without_the_texts_of_all_of_them(tmp_path: Path):
-    """A choice that asks for no words reads none; then only the shards of what is shown are opened."""
+    """A search without words reads no texts. Then only the shards of the shown trajectories are opened."""
     look = Look(make_run(str(tmp_path)), 20.0)
     for form, reads in (({}, False), ({"reward_from": "1", "order": "drawn"}, False), ({"text": "3"}, True)):
         query = search.SELECTION.format(where=search.conditions(form), order="created_at")
@@ -236,7 +236,7 @@ def test_a_step_tells_of_draws_whose_shard_is_gone(finished: Run, tmp_path: Path
     assert f"{gone} draws are missing" in said
 
 
-def test_a_slot_of_equal_rewards_is_pushed_where_the_baseline_is_not_its_own():
+def test_a_slot_of_equal_rewards_is_pushed_if_the_baseline_is_not_the_mean_of_the_slot():
     def drawn(advantage: float, residual: float | None) -> Drawn:
         return Drawn({"reward": 1.0, "advantage": advantage, "residual": residual}, 1)
 
@@ -259,7 +259,7 @@ def test_a_response_from_elsewhere_is_not_said_to_be_a_searchers(tmp_path: Path)
         assert f"Searchers began {begun} trajectories with this version" in site.text("/version/0")
 
 
-def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDBPyConnection):
+def test_pages_of_search_results_follow_each_other(site: Site, con: duckdb.DuckDBPyConnection):
     (count,) = one(con, "select count(*) from trajectories")
     found: list[str] = []
     for page in range(count // 50 + 1):
@@ -293,7 +293,7 @@ def test_what_sql_cannot_do_is_said_beside_the_box(site: Site, query: str, said:
 
 
 def test_a_query_is_answered_as_it_was_written(site: Site):
-    """With a comment after its end, with names that are not one each, and in its own order."""
+    """A query may end with a comment, repeat a column name, and have its own order."""
     body = site.ask(site.link("/sql", query='select 1 as a, 2 as a, 3 as "a "; -- all of them'))[2]
     assert re.findall(r"<td[^>]*>(\d)</td>", body) == ["1", "2", "3"]
     body = site.ask(site.link("/sql", query="from range(300) t(i) order by i desc", page="1"))[2]
@@ -301,7 +301,7 @@ def test_a_query_is_answered_as_it_was_written(site: Site):
     assert "(line 2: frm steps)" in site.ask(site.link("/sql", query="select 1\nfrm steps"))[2]
 
 
-def test_what_a_form_cannot_mean_is_said_beside_it(site: Site):
+def test_an_error_in_a_form_is_shown_beside_it(site: Site):
     for form, said in (({"reward_from": "nan"}, "reward from must be a number"), ({"where": "nonsense"}, "nonsense"),
                        ({"page": "-1"}, "page must be a whole number"), ({"order": "x"}, "order"),
                        ({"where": "true) having (false"}, "GROUP BY")):  # fmt: skip
@@ -338,7 +338,7 @@ def test_a_run_on_s3_has_the_same_pages(site: Site, con: duckdb.DuckDBPyConnecti
             assert here == there
 
 
-def test_a_run_that_goes_on_is_seen_anew_when_asked(tmp_path: Path):
+def test_a_live_run_is_read_again_on_request(tmp_path: Path):
     run = make_live_run(str(tmp_path))
     with serve(run) as site:
         before = site.text("/trajectories")
@@ -349,7 +349,7 @@ def test_a_run_that_goes_on_is_seen_anew_when_asked(tmp_path: Path):
         assert site.text("/trajectories") != before
         for elsewhere in ("//example.org", "/\\example.org", "https://example.org", "/refresh"):
             assert site.ask(site.link("/refresh", to=elsewhere))[1]["location"] == "/"
-        assert site.ask("/step/5")[0] == 404  # its record is there, its ledger is not
+        assert site.ask("/step/5")[0] == 404  # the record of its sync exists, its ledger does not
 
 
 # --- who may look -----------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def test_sql_of_another_sites_link_is_shown_and_not_run(site: Site):
         (site.link("/sql", query="select 7000000 + 777777 as found"), "select 7000000 + 777777 as found"),
         (site.link("/trajectories", where="reward > -99"), "reward > -99"),
     ):
-        for foreign in ("cross-site", "same-site"):  # another port of this machine is of the same site
+        for foreign in ("cross-site", "same-site"):  # another port of this machine counts as the same site
             status, _, body = site.ask(page, **{**own, "Sec-Fetch-Site": foreign})
             assert status == 200 and wrote in unescape(body) and "press the button" in body
             assert "7777777" not in body.replace(",", "") and "/trajectory/" not in body
@@ -472,7 +472,7 @@ def test_ctrl_c_ends_it(finished: Run):
     assert said.startswith("first at http://127.0.0.1:")
     port = int(said.split(":")[2].split("/")[0])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/")  # it may not listen to signals before it answers
+    connection.request("GET", "/")  # before its first answer, the process might ignore signals
     assert connection.getresponse().read()
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60) == ("", "")
@@ -500,7 +500,7 @@ def test_pages_are_as_wide_as_their_window_and_complain_of_nothing(site: Site, b
             for width in (400, 1280):
                 page.set_viewport_size({"width": width, "height": 900})
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-            assert page.evaluate("getComputedStyle(document.body).maxWidth") == "1080px"  # the policy lets its style be
+            assert page.evaluate("getComputedStyle(document.body).maxWidth") == "1080px"  # the CSP permits the style
 
 
 def test_a_reader_goes_from_a_choice_to_a_token_to_a_step_to_a_version_and_back(

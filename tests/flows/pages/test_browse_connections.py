@@ -1,4 +1,4 @@
-"""`tba browse` among strangers: a whole request is answered, whatever others do with their connections."""
+"""`tba browse` and hostile clients: a complete request is answered, whatever others do with their connections."""
 
 import select
 import socket
@@ -16,7 +16,7 @@ from tests.support.flows.site import Site, serve
 from tests.support.storage.synthetic import make_run
 
 DEADLINE = 60.0  # seconds for what has to happen
-HOURS = 10_000.0  # no deadline of the server's, so that something else must be what closes a connection
+HOURS = 10_000.0  # longer than any test, so that another rule must be what closes a connection
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Drip: "
 LONG = "/sql?query=select+{}+from+range(200)".format(",".join(["repeat('a',300)"] * 20))
 
@@ -44,7 +44,7 @@ def request(site: Site, path: str = "/nothing") -> bytes:
 
 
 def is_answered(site: Site, connection: socket.socket) -> bool:
-    """Whether a request gets an answer; not if the server has closed the connection."""
+    """Return True if a request gets an answer, and False if the server has closed the connection."""
     try:
         connection.sendall(request(site))
         return connection.recv(100).startswith(b"HTTP/1.1 ")
@@ -53,14 +53,14 @@ def is_answered(site: Site, connection: socket.socket) -> bool:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the server closes the connection."""
+    """Wait for the server. Return True if it closes the connection, and False if it sends something first."""
     with suppress(ConnectionError):
         return connection.recv(100) == b""
     return True
 
 
 def is_refused(site: Site, sockets: ExitStack) -> bool:
-    """Whether the server closes a new connection, which it may do before we hear that there was one."""
+    """Return True if the server closes a new connection, which may happen before the client has opened it."""
     with suppress(ConnectionError):
         return is_closed(connect(site, sockets))
     return True
@@ -79,7 +79,9 @@ def test_a_reader_is_answered_beside_any_number_of_silent_and_dripping_connectio
         assert site.ask("/steps", **cookie)[0] == 200
 
 
-def test_a_request_that_does_not_become_whole_is_given_up_however_steadily_it_comes(finished: Run, sockets: ExitStack):
+def test_a_request_that_never_becomes_complete_is_given_up_however_steadily_it_arrives(
+    finished: Run, sockets: ExitStack
+):
     with serve(finished, limits=Limits(request_seconds=0.3, idle_seconds=HOURS)) as site:
         assert is_closed(connect(site, sockets))
         dripping = connect(site, sockets, sends=HALF)
@@ -91,8 +93,8 @@ def test_a_request_that_does_not_become_whole_is_given_up_however_steadily_it_co
         assert is_closed(dripping)
 
 
-def test_a_connection_is_closed_that_asks_for_nothing_more(finished: Run, sockets: ExitStack):
-    """Also if what it sends is the rest of an old request, or the beginning of a new one."""
+def test_a_connection_that_asks_for_nothing_more_is_closed(finished: Run, sockets: ExitStack):
+    """The same holds if the client sends only the beginning of another request."""
     with serve(finished, limits=Limits(request_seconds=HOURS, idle_seconds=0.3)) as site:
         for more in (b"", HALF):
             connection = connect(site, sockets)
@@ -110,7 +112,7 @@ def test_an_answer_that_nobody_takes_is_given_up(finished: Run, sockets: ExitSta
         assert ended.poll(DEADLINE * 1000)
 
 
-def test_a_peer_has_so_many_connections_and_the_longest_silent_one_makes_room(finished: Run, sockets: ExitStack):
+def test_a_peer_has_a_limit_of_connections_and_the_longest_silent_one_makes_room(finished: Run, sockets: ExitStack):
     limits = Limits(of_a_peer=4, accepted_at_once=1, request_seconds=HOURS, idle_seconds=HOURS)
     with serve(finished, limits=limits) as site:
         other = connect(site, sockets, peer="127.0.0.2")
@@ -130,7 +132,7 @@ def test_the_peer_with_most_silent_connections_makes_room_when_there_are_too_man
 
 
 class Held:
-    """Pages of a site that wait, once they ask for something, until they are let go."""
+    """Pages of a site whose queries wait until the test lets them go."""
 
     def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch):
         self.asked = threading.Semaphore(0)
@@ -144,7 +146,9 @@ class Held:
         monkeypatch.setattr(site.look, "ask", ask)
 
 
-def test_what_is_being_answered_makes_no_room(finished: Run, sockets: ExitStack, monkeypatch: pytest.MonkeyPatch):
+def test_a_connection_that_is_being_answered_makes_no_room(
+    finished: Run, sockets: ExitStack, monkeypatch: pytest.MonkeyPatch
+):
     limits = Limits(of_a_peer=4, accepted_at_once=1, request_seconds=HOURS, idle_seconds=HOURS)
     with serve(finished, limits=limits) as site:
         held = Held(site, monkeypatch)

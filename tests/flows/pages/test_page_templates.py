@@ -21,7 +21,7 @@ def test_every_template_can_be_read():
         rendering.ENVIRONMENT.get_template(name)
 
 
-@pytest.mark.parametrize("template", ["base.html", "charts/picture.svg"])  # whatever its name ends with
+@pytest.mark.parametrize("template", ["base.html", "charts/picture.svg"])  # with any ending of the name
 def test_a_template_escapes_what_it_shows(template: str):
     made = rendering.ENVIRONMENT.overlay(loader=jinja2.DictLoader({template: "{{ text }}|{{ text|line }}"}))
     assert made.get_template(template).render(text=NASTY) == "|".join(["&lt;b&gt;&#39;&#34;&amp;"] * 2)

@@ -46,7 +46,7 @@ SVG = "http://www.w3.org/2000/svg"  # the name of a format: nothing is fetched f
 
 
 class Page(HTMLParser):
-    """Fails on tags that do not close; collects what would be fetched."""
+    """A parser that fails on tags without an end, and collects the addresses that a browser would fetch."""
 
     VOID = ("meta", "link", "img", "br", "input")
 
@@ -143,7 +143,7 @@ def test_light_and_dark_are_both_styled(page: str):
     assert "color-scheme: light dark" in page
 
 
-def test_scores_are_in_one_order_by_k(page: str):
+def test_scores_are_sorted_by_k(page: str):
     found = re.findall(r"<dt>([^<]+), first → last</dt>", page)
     assert found == ["greedy", "pass@4", "pass@16", "sampled"]
 
@@ -170,7 +170,7 @@ def test_what_only_some_objectives_measure_has_a_chart_where_it_is_measured():
         )
 
 
-def test_what_was_imported_is_not_the_reward_of_a_version(tmp_path: Path):
+def test_imported_responses_do_not_count_for_the_reward_of_a_version(tmp_path: Path):
     run, elsewhere = make_live_run(str(tmp_path)), layout.imported("0" * 64)
     with closing(connect(run)) as con:
         before = con.execute(BY_VERSION).fetchall()

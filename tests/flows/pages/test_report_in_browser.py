@@ -1,4 +1,4 @@
-"""What a report can do in a real browser: its charts say what storage says, wherever they are looked at."""
+"""Reports in a real browser: wherever a reader points at a chart, it shows the values of storage."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -90,7 +90,7 @@ def test_it_is_as_wide_as_its_window_and_complains_of_nothing(address: str, brow
 def test_a_chart_that_is_pointed_at_says_what_storage_says(shown: Shown, finished: Run):
     loss = dict(storage.connect(finished).execute("select step, loss from steps").fetchall())
     figure = chart(shown, "Loss")
-    for step in (1, 3, 8):  # of steps 1 to 8
+    for step in (1, 3, 8):  # the axis has steps 1 to 8
         point_at(shown, figure, (step - 1) / 7)
         place, value = told(figure)
         assert place == f"step {step}"
@@ -130,7 +130,7 @@ def test_keys_go_from_point_to_point(shown: Shown):
 
 
 def test_time_is_what_the_trainer_worked(shown: Shown):
-    """Half a second a step, whoever took it and whenever."""
+    """Each step takes half a second, whichever attempt took it and whenever."""
     shown.get_by_role("radio", name="time").check()
     figure = chart(shown, "Loss")
     point_at(shown, figure, 1.0)
@@ -138,7 +138,7 @@ def test_time_is_what_the_trainer_worked(shown: Shown):
     scores = chart(shown, "Scores of versions")
     assert ticks(scores) == ["0", "1", "2", "3"]
     point_at(shown, scores, 0.51)
-    assert told(scores)[1] == "greedy 0.5"  # of step 4, after 2 seconds
+    assert told(scores)[1] == "greedy 0.5"  # the score of step 4, which ended after 2 seconds
 
 
 def test_a_line_can_be_left_out_and_seen_again(shown: Shown):
@@ -161,7 +161,7 @@ def test_a_line_can_be_left_out_and_seen_again(shown: Shown):
 def test_smoothing_keeps_what_was_measured_in_sight(shown: Shown, finished: Run):
     figure = chart(shown, "Reward")
     shown.locator("#smooth").fill("0.5")
-    point_at(shown, figure, 2 / 8)  # of versions of steps 0 to 6 and batches of 1 to 8
+    point_at(shown, figure, 2 / 8)  # the axis has versions of steps 0 to 6 and batches of steps 1 to 8
     rewards = [
         r for (r,) in storage.connect(finished).execute("select reward_mean from steps order by step").fetchall()
     ]
@@ -197,7 +197,7 @@ def test_trajectories_are_searched_chosen_and_ordered(shown: Shown, finished: Ru
 
 @pytest.mark.parametrize("scripts", [False, True])
 def test_any_range_of_values_is_drawn_inside_its_plot(tmp_path: Path, browser: Browser, scripts: bool):
-    """Whatever the values, and however many points: each line reaches from one end of the x axis to the other."""
+    """For all values and any number of points, each line reaches from one end of the x axis to the other."""
     ranges = [
         (0, 1),
         (-3e-7, 4e-7),
@@ -286,7 +286,7 @@ def test_what_a_model_writes_is_shown_and_never_run(tmp_path: Path, browser: Bro
     with open_page(browser) as shown:
         shown.goto(address)
         assert shown.title() == "nasty · TBA report"
-        told = made.says.replace("\u202e", "U+202E")  # by name: it would turn around what follows it
+        told = made.says.replace("\u202e", "U+202E")  # shown by name, because it would reverse the text after it
         assert shown.locator("pre.response").first.text_content() == told
         assert shown.locator("img").count() == 0
 
@@ -314,7 +314,7 @@ def test_runs_are_compared_line_by_line(finished: Run, forked: Run, tmp_path: Pa
             name: pytest.approx(of[8], rel=0.01) for name, of in steps.items()
         }
         loss.get_by_role("button", name="first", exact=True).click()
-        for title in ("Loss", "log Z", "Score of versions: greedy"):  # in all of them
+        for title in ("Loss", "log Z", "Score of versions: greedy"):  # the button hides the run in every chart
             assert chart(shown, title).locator("polyline.l0:visible").count() == 0
             assert chart(shown, title).locator("polyline.l1:visible").count() == 1
     with pytest.raises(ConfigError, match="twice"):
@@ -332,7 +332,7 @@ def test_a_run_without_steps_leaves_the_time_of_others_as_it_is(finished: Run, t
         assert told(loss)[0] == "after 4 seconds"
         scores = chart(shown, "Score of versions: greedy")
         dot, axis = _box(scores.locator("svg[data-linked=time] .dot.l0")), _box(scores.locator("svg:visible > .axis"))
-        assert dot["x"] + dot["width"] / 2 == pytest.approx(axis["x"], abs=1.5)  # at 0
+        assert dot["x"] + dot["width"] / 2 == pytest.approx(axis["x"], abs=1.5)  # the dot is at 0
 
 
 def test_a_fork_tells_where_it_comes_from_and_its_parent_of_it(finished: Run, forked: Run, browser: Browser):

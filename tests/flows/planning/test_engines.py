@@ -1,4 +1,4 @@
-"""Which engine is chosen, and why; vLLM itself has no part in this."""
+"""Which engine is chosen, and for which reason. vLLM itself is never loaded here."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ def settings(changes: dict[str, Any]) -> Config:
 
 
 def chosen(device: str = "cuda", *, installed: bool = True, **changes: Any) -> tuple[str, str]:
-    """For a searcher."""
+    """Return the name of the engine for a searcher, and the reason for the choice."""
     config = settings(changes)
     return tuple(choose(config, search_sampling(config), device=device, installed=installed))
 
 
-def test_of_itself_it_is_vllm_on_a_gpu_where_it_is_installed_and_transformers_elsewhere():
+def test_the_default_is_vllm_on_a_gpu_if_it_is_installed_and_transformers_otherwise():
     assert chosen()[0] == "vllm"
     name, why = chosen(installed=False)
     assert name == "transformers" and "not installed" in why
@@ -29,7 +29,7 @@ def test_of_itself_it_is_vllm_on_a_gpu_where_it_is_installed_and_transformers_el
     assert name == "transformers" and "CPU" in why
 
 
-def test_what_the_settings_name_is_taken_on_any_device():
+def test_the_engine_that_the_settings_name_is_chosen_on_any_device():
     assert chosen("cpu", engine__name="vllm")[0] == "vllm"
     assert chosen(engine__name="transformers")[0] == "transformers"
 
@@ -54,7 +54,7 @@ def test_a_model_that_is_to_be_spread_over_gpus_is_never_left_to_transformers(wh
 
 
 @pytest.mark.parametrize("setting", ["search.top_p", "search.explore_top_p"])
-def test_what_would_give_other_log_probabilities_is_left_to_transformers_or_refused(setting: str):
+def test_sampling_with_other_log_probabilities_in_vllm_is_left_to_transformers_or_refused(setting: str):
     changes = {"search__temperature": 0.7, "search__explore_share": 0.5, setting.replace(".", "__"): 0.9}
     name, why = chosen(**changes)
     assert name == "transformers" and f"{setting}=0.9" in why
@@ -104,12 +104,12 @@ def test_what_vllm_cannot_do_is_refused_before_anything_starts(monkeypatch: pyte
     assert resolve.resolve("quickstart", {"engine.name": "vllm"}, runs_here=False).engine.name == "vllm"
 
 
-def test_at_temperature_1_vllm_tells_them_whatever_top_p_is():
+def test_at_temperature_1_vllm_has_the_right_log_probabilities_for_any_top_p():
     assert chosen(search__temperature=1.0, search__top_p=0.9)[0] == "vllm"
     assert chosen(search__temperature=1.0, search__top_p=0.9, search__explore_share=0.1)[0] == "transformers"
 
 
-def test_an_evaluator_has_vllm_sample_as_it_likes_unless_its_task_reads_log_probabilities():
+def test_an_evaluator_uses_vllm_with_any_top_p_unless_its_task_reads_log_probabilities():
     config = settings({"evaluation__samples": 2, "evaluation__temperature": 0.6, "evaluation__top_p": 0.95})
 
     def evaluators(config: Config, *, reads_logps: bool) -> tuple[str, str]:

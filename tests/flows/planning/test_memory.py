@@ -1,4 +1,4 @@
-"""What --dry-run says of memory, against what is really there."""
+"""The memory that --dry-run reports, compared with the memory that is really used."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,11 +21,11 @@ from tba.train.trained_model import Trained
 from tba.train.training_state import optimizer_tensors
 
 LARGE = Model(7_615_616_512, block=233_057_792, outside=1_089_998_336, layers=28, hidden=3584, intermediate=18944)
-"""Qwen2.5-7B, as its config says."""
+"""The sizes of Qwen2.5-7B, from its config."""
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_is_measured_by_the_heads_of_its_files(tmp_path: Path, tied: bool):
+def test_the_sizes_of_a_model_are_read_from_the_headers_of_its_files(tmp_path: Path, tied: bool):
     model, found = tiny_llama(tied=tied), memory.read_model(tiny_folder(tmp_path, tied=tied))
     assert found is not None
     blocks = [sum(it.numel() for it in block.parameters()) for block in model.model.layers]
@@ -48,9 +48,9 @@ def test_activations_are_those_that_autograd_keeps(changes: dict[str, Any], with
     found = [kept_for(model, training, responses) for responses in (4, 8)]
     tokens, kept = (
         after - before for before, after in zip(*found, strict=True)
-    )  # without what a row has whatever it is
+    )  # the difference leaves out the constant part of a row
     size = Model(0, 0, 0, layers=layers, hidden=128, intermediate=256)
-    if training.checkpoint_activations:  # what a layer has while it is computed again is not kept
+    if training.checkpoint_activations:  # autograd does not keep what a layer holds while it is recomputed
         config = config.replace({"training.checkpoint_activations": False})
         kept += memory.activations(config, replace(size, layers=1), tokens)
         config = config.replace(changes)
@@ -58,7 +58,7 @@ def test_activations_are_those_that_autograd_keeps(changes: dict[str, Any], with
 
 
 def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -> tuple[int, int]:
-    """Tokens of a row, and bytes of all that is kept for the backward pass but for weights."""
+    """Return the tokens of a row, and the bytes that are kept for the backward pass, without weights."""
     mine, held = {it.untyped_storage().data_ptr() for it in model.parameters()}, list[torch.Tensor]()
     sizes: dict[int, int] = {}
 
@@ -66,7 +66,7 @@ def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -
         storage = tensor.untyped_storage()
         if tensor.is_floating_point() and storage.data_ptr() not in mine:
             sizes[storage.data_ptr()] = storage.nbytes()
-        held.append(tensor)  # or its place is taken by another
+        held.append(tensor)  # otherwise another tensor could get the same address
         return tensor
 
     group = Group(tuple(range(30)), [tuple(range(60))] * responses)
@@ -82,7 +82,7 @@ def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -
 @pytest.mark.parametrize(
     ("changes", "bytes_each"),
     [
-        ({}, 18),  # on a GPU, where it computes in bfloat16
+        ({}, 18),  # on a GPU, where training computes in bfloat16
         ({"training.ranks": 2}, 16),
         ({"model.device": "cpu"}, 16),
         ({"training.compute_dtype": "float32"}, 16),
@@ -98,14 +98,16 @@ def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -
         ({"training.ranks": 2, "training.optimizer": "adamw-8bit"}, 8 + 2 * 260 / 256),
     ],
 )
-def test_of_each_parameter_all_is_counted_that_training_holds(changes: dict[str, object], bytes_each: float):
+def test_all_bytes_that_training_holds_for_a_parameter_are_counted(changes: dict[str, object], bytes_each: float):
     config = preset("quickstart").replace(changes)
     assert sum(memory.held(config).values()) == bytes_each
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", get_args(OptimizerName))
-def test_moments_take_what_is_said(name: OptimizerName, dtype: Literal["float32", "bfloat16"]):
+def test_the_moments_of_an_optimizer_take_as_many_bytes_as_reported(
+    name: OptimizerName, dtype: Literal["float32", "bfloat16"]
+):
     config = Config().replace({"training.optimizer": name, "model.dtype": dtype})
     model = tiny_llama(width=256).to(getattr(torch, dtype))
     trained = Trained(model, config.training, learning_rate=1e-3)
@@ -127,7 +129,7 @@ def test_the_page_and_the_plan_say_what_each_optimizer_holds():
 
 
 @pytest.mark.parametrize(("objective", "each"), [("trajectory-balance", 8), ("ppo", 16)])
-def test_what_lies_in_main_memory_is_said_apart(tmp_path: Path, objective: str, each: int):
+def test_what_lies_in_main_memory_is_reported_separately(tmp_path: Path, objective: str, each: int):
     changes = {"training.optimizer": "adamw-on-host", "objective.name": objective, "model.device": "cuda"}
     config = preset("quickstart").replace({**changes, "model.path": str(tiny_folder(tmp_path))})
     size = sum(it.numel() for it in tiny_llama().parameters())
@@ -137,7 +139,7 @@ def test_what_lies_in_main_memory_is_said_apart(tmp_path: Path, objective: str, 
     assert "main memory" not in memory.describe(config.replace({"model.device": "cpu"}))
 
 
-def test_what_the_page_says_of_seven_billion_parameters():
+def test_the_page_has_the_computed_sizes_for_seven_billion_parameters():
     text = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
     plain = preset("math").replace(
         {

@@ -1,4 +1,4 @@
-"""Damage of one object ends no command: each says what it leaves out on standard error, and a report marks it."""
+"""Damage to one object ends no command. Each command warns of what it leaves out, and a report marks it."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def whole(finished: Run, tmp_path: Path) -> Run:
-    """A copy that is changed, where `tba runs` finds it."""
+    """Return a copy that a test may change, in a root where `tba runs` finds it."""
     (tmp_path / "runs").mkdir()
     return copy_run(finished, tmp_path / "runs")
 
@@ -58,7 +58,7 @@ def damages() -> Iterator[ParameterSet]:
 
 
 @pytest.mark.parametrize(("key", "how"), [*damages()])
-def test_no_command_ends_for_damage_and_each_names_it(
+def test_no_command_fails_because_of_damage_and_each_names_it(
     whole: Run, key: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     DAMAGES[how](path_of(whole, key), None)
@@ -102,9 +102,7 @@ def test_many_objects_are_counted_and_a_few_named(whole: Run, capsys: pytest.Cap
     assert told.err.count("(is missing)") == 3 and "; … — tba check" in told.err
 
 
-def test_a_run_without_damage_is_told_of_without_a_word(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_run_without_damage_gets_no_warning(finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     output = str(tmp_path / "report.html")
     for command in (["sql", finished.url, "from steps"], ["report", finished.url, "--output", output]):
         assert main(command) == 0
@@ -143,7 +141,7 @@ def test_damage_inside_an_object_that_nobody_has_read_is_named_when_a_query_meet
         "remembered_reads.MOST_BYTES = 0; query_worker.main()"
     )
     monkeypatch.setattr(query_process, "COMMAND", [sys.executable, "-c", worker])
-    flip(path_of(whole, layout.shard(0, 0)), 41)  # in a page of rows
+    flip(path_of(whole, layout.shard(0, 0)), 41)  # a byte in a page of rows
     assert main(["sql", whole.url, "from trajectories", "--json"]) == 1
     told = capsys.readouterr()
     assert told.out == "" and layout.shard(0, 0) in told.err and told.err.startswith("error: ")
@@ -154,7 +152,7 @@ def test_damage_inside_an_object_that_nobody_has_read_is_named_when_a_query_meet
     assert layout.shard(0, 0) in capsys.readouterr().err
 
 
-def test_what_an_object_holds_commands_no_terminal(whole: Run, capsys: pytest.CaptureFixture[str]):
+def test_the_content_of_an_object_cannot_control_the_terminal(whole: Run, capsys: pytest.CaptureFixture[str]):
     record = json.loads(whole.store.read(layout.attempt(2)))
     path_of(whole, layout.attempt(2)).write_bytes(with_digest({**record, "attempt": "\x1b[2J\nwarning: all is well"}))
     assert main(["sql", whole.url, "select 1"]) == 0
@@ -163,7 +161,7 @@ def test_what_an_object_holds_commands_no_terminal(whole: Run, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("key", [layout.evaluation(Version(2, 1)), layout.version(Version(2, 1)) + layout.MANIFEST])
-def test_what_a_run_came_to_is_told_without_what_is_damaged(whole: Run, key: str):
+def test_the_results_of_a_run_are_shown_without_its_damaged_objects(whole: Run, key: str):
     path_of(whole, key).write_text("[]")
     page = markdown(whole)
     assert f"1 object of the run first is damaged or missing and is left out: {key}" in page
@@ -171,7 +169,9 @@ def test_what_a_run_came_to_is_told_without_what_is_damaged(whole: Run, key: str
     assert last_scores(whole).startswith("version 4, step 8: greedy 0.75")
 
 
-def test_prompts_are_chosen_by_what_can_be_read_and_the_rest_is_told(whole: Run, caplog: pytest.LogCaptureFixture):
+def test_prompts_are_chosen_by_the_readable_objects_and_the_others_are_named(
+    whole: Run, caplog: pytest.LogCaptureFixture
+):
     path_of(whole, layout.shard(0, 1)).unlink()
     known = difficulty.ask(whole.url, "tries >= 0", needed=1)
     assert len(known.chosen) == len(PROMPTS)

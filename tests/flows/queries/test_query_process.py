@@ -1,4 +1,4 @@
-"""Queries in a process of their own: none holds up or ends whoever asks it, takes much memory, or sees another's."""
+"""Queries have their own process. None blocks or ends its caller, takes much memory, or sees other readers' queries."""
 
 import json
 import resource
@@ -23,7 +23,7 @@ from tests.support.flows.site import Site, serve
 from tests.support.storage.synthetic import STEPS, make_run
 
 DEAF = "select levenshtein(repeat('a', 400000), repeat('b', 400000))"
-"""One value, minutes of work: DuckDB looks for an interrupt between two values."""
+"""One value that takes minutes. DuckDB looks for an interrupt only between two values."""
 
 CRASH = "from system.pandas_scan(null)"
 TALL = "select repeat('a', 300000000) as tall"
@@ -60,7 +60,7 @@ def test_a_query_that_heeds_no_interrupt_is_ended_with_its_process(finished: Run
         assert queries.ask("rows", query="select count(*) from steps", parameters=[])[1] == [[STEPS]]
 
 
-def test_a_query_that_heeds_an_interrupt_leaves_the_process_and_what_others_made(finished: Run):
+def test_a_query_that_can_be_interrupted_leaves_the_process_and_earlier_tables(finished: Run):
     slow = "select sum(a.i * b.i) from range(10000000) a(i), range(10000000) b(i)"
     with closing(QueryProcess(finished.url)) as queries:
         queries.ask("rows", query="create temp table kept as select 7 as seven", parameters=[])
@@ -83,7 +83,7 @@ def test_a_process_that_was_closed_answers_nothing(finished: Run):
     assert not queries.is_running
 
 
-# --- how much ---------------------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_page_shows_the_beginning_of_a_value_of_hundreds_of_millions_of_characters(site: Site):
@@ -110,7 +110,7 @@ def test_a_list_that_needs_more_memory_than_there_is_ends_neither_pages_nor_mach
     assert "42" in asked(site, "select 6 * 7")
 
 
-# --- whose ------------------------------------------------------------------------------------------------------------
+# --- separate readers -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def crossed(*values: Any) -> tuple[Any, ...]:
     [None, True, 7, 2**100, 0.1, float("inf"), "é\ud800\0", [1, [None]], (1, "a"), {"a": [1.5]}, {1: {"b": None}},
      datetime(2026, 1, 2, 3, 4, 5, 6), datetime(2026, 1, 2, tzinfo=UTC), Decimal("1.50")],
 )  # fmt: skip
-def test_a_value_arrives_as_what_it_was(value: Any):
+def test_a_value_arrives_unchanged(value: Any):
     [arrived] = crossed(value)
     assert arrived == value
     assert type(arrived) is type(value)
@@ -172,7 +172,7 @@ def test_a_text_or_list_that_is_too_long_arrives_cut():
 # --- tba sql ----------------------------------------------------------------------------------------------------------
 
 
-def test_whole_values_come_in_every_form_that_is_not_for_a_screen(finished: Run, tmp_path: Path):
+def test_every_form_of_output_except_the_table_has_whole_values(finished: Run, tmp_path: Path):
     import pyarrow.parquet as pq
 
     tall, path = "é" * 3_000_000, tmp_path / "tall.parquet"
@@ -193,8 +193,8 @@ def test_whole_values_come_in_every_form_that_is_not_for_a_screen(finished: Run,
     assert pq.read_table(path).column("tall").to_pylist() == [tall]
 
 
-def test_an_answer_goes_out_while_it_is_found(finished: Run):
-    """Not even half of it is ever in memory, neither of the command nor of the process that it asks."""
+def test_an_answer_is_written_while_it_is_computed(finished: Run):
+    """Neither the command nor the process of its query ever has even half of the answer in memory."""
     script = """
 import re, resource, sys
 from flows.cli import main

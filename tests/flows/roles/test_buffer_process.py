@@ -1,4 +1,4 @@
-"""A replay buffer in another process is the replay buffer."""
+"""A replay buffer in another process behaves like the replay buffer itself."""
 
 import json
 import os
@@ -55,8 +55,8 @@ def append(run: Run, round: int) -> None:
         Trajectories(run).append(searcher, round, shard)
 
 
-def test_it_finds_draws_and_fetches_what_the_buffer_would(run: Run, reader: Reader):
-    """A record that one of them has made is the other's."""
+def test_a_reader_records_draws_and_fetches_like_the_buffer(run: Run, reader: Reader):
+    """If one of them has made a record, the other uses it."""
     buffer = make_buffer(run, make_config(), 1, Events(run, "trainer", 2))
     assert (reader.recorded(0), reader.waiting()) == (buffer.recorded(0), buffer.waiting()) == (False, 54)
     masks = []
@@ -74,7 +74,7 @@ def test_it_finds_draws_and_fetches_what_the_buffer_would(run: Run, reader: Read
     assert masks and not any(mask.all() for mask in masks)
 
 
-def test_an_objective_that_looks_at_tokens_gets_them_as_they_were_sampled_and_the_values_between_them(run: Run):
+def test_an_objective_over_tokens_gets_their_log_probabilities_and_the_values_of_steps(run: Run):
     plain = json.loads(open_store(run.url).read(layout.RUN))
     plain["config"]["objective"] = {"name": "vine-ppo"}
     plain["config"]["search"]["value_samples"] = 9
@@ -101,7 +101,7 @@ def rewrite(run: Run, record: bytes) -> None:
     store.create(layout.RUN, record)
 
 
-def test_it_goes_on_from_what_a_checkpoint_keeps(run: Run, reader: Reader):
+def test_a_reader_goes_on_from_the_queues_of_a_checkpoint(run: Run, reader: Reader):
     reader.sync(0, step=0)
     queues = reader.queues()
     draws = [reader.draw(1), reader.draw(2)]
@@ -111,7 +111,7 @@ def test_it_goes_on_from_what_a_checkpoint_keeps(run: Run, reader: Reader):
         assert [later.draw(1), later.draw(2)] == draws
 
 
-def test_its_errors_are_those_of_the_buffer(run: Run, reader: Reader):
+def test_the_errors_of_a_reader_are_those_of_the_buffer(run: Run, reader: Reader):
     with pytest.raises(Missing, match=r"000000\.json does not exist"):
         reader.replay(3)
     reader.sync(0, step=0)
@@ -121,23 +121,23 @@ def test_its_errors_are_those_of_the_buffer(run: Run, reader: Reader):
     assert not reader.recorded(1)
     with pytest.raises(RuntimeError, match="ValueError: records are applied in order"):
         reader.sync(7, step=7 * EVERY)
-    assert len(reader.draw(1)) == 4  # it goes on
+    assert len(reader.draw(1)) == 4  # the reader goes on
 
 
-def test_a_buffer_that_cannot_be_made_is_said_to_the_first_who_asks(run: Run):
+def test_the_first_order_to_a_reader_that_cannot_make_its_buffer_raises_the_error(run: Run):
     replace_text(Path(run.url, layout.RUN), "select", "selct")
     with Reader(run, 1, 1, deadline=60) as reader, pytest.raises(ConfigError, match="selct"):
         reader.waiting()
 
 
-def test_one_that_was_killed_is_named(reader: Reader):
+def test_a_reader_that_was_killed_is_named(reader: Reader):
     reader.process.kill()
     died = rf"reader \(pid {reader.process.pid}\) has died \(SIGKILL\) after the order 'draw'"
     with pytest.raises(RunFailed, match=died):
         reader.draw(1)
 
 
-def test_one_that_does_not_answer_is_killed_and_named(run: Run):
+def test_a_reader_that_does_not_answer_is_killed_and_named(run: Run):
     with Reader(run, 1, 1, deadline=60) as reader:
         assert reader.waiting() == 54
         reader.deadline = 0.5
@@ -147,14 +147,14 @@ def test_one_that_does_not_answer_is_killed_and_named(run: Run):
     assert reader.process.returncode == -signal.SIGKILL
 
 
-def test_a_run_that_cannot_be_opened_is_said_to_the_first_who_asks(run: Run):
+def test_the_first_order_to_a_reader_that_cannot_open_its_run_raises_the_error(run: Run):
     open_store(run.url).delete(layout.RUN)
     with Reader(run, 1, 1, deadline=60) as reader, pytest.raises(Missing, match=r"run\.json"):
         reader.waiting()
 
 
-def test_signals_that_are_meant_for_the_trainer_leave_it_alone(run: Run):
-    """From its first instant on, while it imports, too."""
+def test_signals_that_are_meant_for_the_trainer_do_not_end_a_reader(run: Run):
+    """The reader ignores them from its start, even while it still imports."""
     with Reader(run, 1, 1, deadline=60) as reader:
         for _ in range(2):
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -162,7 +162,7 @@ def test_signals_that_are_meant_for_the_trainer_leave_it_alone(run: Run):
             assert reader.waiting() == 54
 
 
-def test_it_ends_with_its_trainer_however_that_ends(run: Run):
+def test_a_reader_ends_with_its_trainer_however_the_trainer_ends(run: Run):
     program = (
         "import sys, time; from flows.roles.buffer_process import Reader; from storage.runs.run import Run\n"
         "reader = Reader(Run.open(sys.argv[1]), 1, 1, deadline=60); reader.waiting()\n"
@@ -173,6 +173,6 @@ def test_it_ends_with_its_trainer_however_that_ends(run: Run):
         pid = int(trainer.stdout.readline())
         assert is_running(pid)
         if sys.platform == "linux":
-            os.kill(pid, signal.SIGSTOP)  # it does not come to look whether there is another order
+            os.kill(pid, signal.SIGSTOP)  # so that it cannot notice that its orders have ended
         os.kill(trainer.pid, signal.SIGKILL)
         until(lambda: not is_running(pid), "the reader ends")

@@ -36,12 +36,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def cut_short(finished: Run, root: Path) -> Run:
-    """The run as a trainer left it that died after record 6, with checkpoints 2 and 4."""
+    """Return the run as if its trainer had died after record 6, with checkpoints 2 and 4."""
     return broken_off(finished, root, after_checkpoint=4, keep_records=6)
 
 
 def resumes_with_the_same_steps(run: Run, finished: Run) -> bool:
-    """From checkpoint 2, on the records that exist: draws, losses, gradient norms and weights are the same bits."""
+    """Resume from checkpoint 2 on the existing records. Return True if draws, losses, gradient norms and weights are
+    the same, bit for bit."""
     assert live(run, "trainer", wiring.run_trainer) == []
     again, whole = learned(run), learned(finished)
     assert [row[0] for row in again] == list(range(1, STEPS + 1))
@@ -64,12 +65,12 @@ def test_a_trainer_goes_on_exactly_from_an_older_checkpoint_where_the_newest_is_
     [(checkpoint, severity, message)] = passed_over(run)
     assert (checkpoint, severity) == (str(newest), "warning")
     assert f"checkpoint {newest} is damaged" in message and key in message and said in message
-    assert check(run).ok  # with checkpoints of its own it has given up the damaged one, as others of abandoned attempts
+    assert check(run).ok  # having its own checkpoints, it gave up the damaged one, like others of abandoned attempts
     assert newest in given_up(run).checkpoints
 
 
 def fill_store(run: Run, url: str) -> Run:
-    """A copy of a local run in another store."""
+    """Copy a local run to another store."""
     store = open_store(url)
     for entry in run.store.list():
         store.create(entry.key, run.store.read(entry.key))
@@ -97,7 +98,7 @@ def test_a_trainer_goes_on_exactly_past_a_damaged_checkpoint_in_an_object_store(
     ],
 )
 def test_a_checkpoint_that_was_saved_wrong_is_passed_over_too(finished, tmp_path, name, content, said):
-    """Its manifest fits, as the file was wrong before it was stored."""
+    """The manifest matches, because the file was already wrong when it was stored."""
     run, newest = cut_short(finished, tmp_path), Version(4, 1)
     folder = tmp_path / "wrong"
     shutil.copytree(Checkpoints(run).load(*newest), folder)
@@ -109,7 +110,7 @@ def test_a_checkpoint_that_was_saved_wrong_is_passed_over_too(finished, tmp_path
     assert f"{name} is as it was saved, but no trainer can resume from it" in message and said in message
 
 
-def test_a_trainer_without_an_intact_checkpoint_says_what_is_left_and_that_works(finished, tmp_path):
+def test_a_trainer_without_an_intact_checkpoint_says_what_to_do_and_the_advice_works(finished, tmp_path):
     run = cut_short(finished, tmp_path)
     for checkpoint in Checkpoints(run).complete():
         damage(run, checkpoint)

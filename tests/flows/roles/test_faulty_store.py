@@ -1,4 +1,4 @@
-"""Roles as processes, on a store that fails and on a disk that is full."""
+"""Roles as processes, on a store that fails and on a full disk."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +20,7 @@ from tests.support.flows.killed_runs import RoleProcess
 from tests.support.flows.roles import TINY
 
 STEPS = 6
-FAULTS: list[Fault] = [fault for fault in get_args(Fault) if fault not in ("pass", "silent", "late")]  # for hasty tests
+FAULTS: list[Fault] = [fault for fault in get_args(Fault) if fault not in ("pass", "silent", "late")]  # quick faults
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ class Life:
         self.process = RoleProcess([role, "--run", run.url], output=str(self.log))
 
     def end(self) -> int:
-        """Its exit code."""
+        """Wait for the end, and return the exit code."""
         return self.process.wait(120)
 
     def said(self) -> str:
@@ -77,13 +77,13 @@ def test_roles_on_a_store_that_fails_now_and_then_end_as_they_should(
 def test_roles_that_hit_a_full_disk_say_so_and_go_on_once_there_is_room(tmp_path: Path):
     with small_disk(tmp_path / "disk", "size=16m") as disk:
         run = start(str(disk.folder), tmp_path, **{"sync.checkpoint_every": 1})
-        disk.fill(room=160)  # for the first version and a few rounds; each sync takes about 100
+        disk.fill(room=160)  # pages for the first version and a few rounds; a sync takes about 100 pages
         for role in [Life(run, role, tmp_path / "log") for role in ("trainer", "searcher")]:
             assert role.end() == 1, role.said()
             assert "StorageError" in role.said().splitlines()[-1] and "No space left on device" in role.said()
         assert check(run).problems == []
         disk.free()
-        trainer = Life(run, "trainer", tmp_path / "log")  # alone: what was found before is enough
+        trainer = Life(run, "trainer", tmp_path / "log")  # without a searcher: the stored rounds are enough
         assert trainer.end() == 0, trainer.said()
         assert newest_attempt(run) == 2
         assert_whole(run)

@@ -40,7 +40,7 @@ def test_a_role_begins_by_removing_what_killed_writers_have_left_in_its_folder(
     assert run.store.unfinished() == [key for key in LEFT if key not in swept]
 
 
-def test_what_nobody_foresaw_is_the_last_that_a_role_logs_as_an_error(
+def test_an_unexpected_exception_is_the_last_error_that_a_role_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def work(*_: object, **__: object) -> None:

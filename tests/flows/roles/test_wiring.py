@@ -1,4 +1,4 @@
-"""What the settings say reaches what is assembled from them."""
+"""Settings reach the objects that are made from them."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ from tba.tasks.quickstart import Quickstart
 from tba.types import Prompt
 
 
-def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_as_the_settings_say(tmp_path: Path):
+def test_the_replay_buffer_has_the_memory_the_disk_space_and_the_threads_of_the_settings(tmp_path: Path):
     limits = {"limits.memory_gb": 0.5, "limits.disk_gb": 0.25, "limits.draw_threads": 3}
     config = preset("quickstart").replace(limits)
     run = create.start(config, str(tmp_path), "first")
@@ -43,8 +43,8 @@ def test_the_replay_buffer_draws_within_the_bounds_of_the_settings(tmp_path: Pat
     assert index.branches.mean_reward_between == (0.25, 1.0)
 
 
-def test_a_first_fill_that_so_few_prompts_cannot_give_is_refused():
-    """A round asks no prompt twice: the four of two searchers ask 14 of these 5."""
+def test_an_initial_fill_for_which_there_are_too_few_prompts_is_refused():
+    """A round asks each prompt only once. The four rounds of two searchers ask these 5 prompts only 14 times."""
     prompts = [Prompt(prompt_id=str(n), text=str(n), tokens=(2,)) for n in range(5)]
     bound = {"search.searchers": 2, "search.prompts_per_round": 8, "search.rounds_per_version": 2}
     config = resolve.resolve("quickstart", {**bound, "search.responses_per_prompt": 32, "search.initial_fill": 448})

@@ -28,7 +28,7 @@ def settings(policy: Path) -> list[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("root", ["local", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
 def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_path, monkeypatch):
-    """And keeps no secret of its environment, in no object, row or log."""
+    """It also keeps no secret of its environment in any object, row or log."""
     for name in PLANTED:
         monkeypatch.setenv(name, os.environ.get(name) or f"planted-{name.lower()}")
     log, policy = tmp_path / "tba.log", tiny_folder(tmp_path / "policy")
@@ -57,7 +57,7 @@ def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_pa
 
 
 def texts(run: Run, log: Path) -> Iterator[tuple[str, bytes]]:
-    """All that is stored of a run: every object as it lies there, every view in words, and what was printed."""
+    """Yield everything that a run leaves: the bytes of every object, the text of every view, and the log."""
     yield "log", log.read_bytes()
     for entry in run.store.list():
         yield entry.key, run.store.read(entry.key)

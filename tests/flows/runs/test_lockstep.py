@@ -1,4 +1,4 @@
-"""Searchers and trainer in step: each window of steps learns from one round, by the version that it has to be by."""
+"""Searchers and trainer in step: each window of steps learns from one round of the version that the lag prescribes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +48,7 @@ def roles_of(run: Run) -> dict[str, RoleProcess]:
 
 
 def end(run: Run, roles: Mapping[str, RoleProcess]) -> None:
-    """As a supervisor does once the trainer has finished."""
+    """Stop the searchers once the trainer has finished, as a supervisor does."""
     try:
         assert roles["trainer"].wait(120) == FINISHED
         change_state(run, desired="stop", why="finished")
@@ -60,7 +60,7 @@ def end(run: Run, roles: Mapping[str, RoleProcess]) -> None:
 
 
 def found(run: Run) -> list[tuple]:
-    """For each step the ages in its batch, and for each sync what it admits."""
+    """Check what each sync admits. Return each step with the smallest and largest age in its batch."""
     assert check(run).problems == []
     admitted = rows(run, "select sync, searcher, seq from shards where sync is not null order by all")
     syncs = range(admitted[-1][0] + 1)
@@ -68,8 +68,8 @@ def found(run: Run) -> list[tuple]:
     return rows(run, "select step, min(age), max(age) from draws group by step order by step")
 
 
-def test_synchronous_training_is_on_policy_and_killed_it_takes_the_same_steps(policy: Path, tmp_path: Path):
-    """Two runs that know nothing of each other: with nobody ahead of anybody, chance has no part in what is learned."""
+def test_synchronous_training_is_on_policy_and_takes_the_same_steps_after_a_kill(policy: Path, tmp_path: Path):
+    """The two runs share nothing. As no role runs ahead of another, timing has no influence on what is learned."""
     whole, killed = (start(tmp_path, policy, name, lag=0, every=1, steps=10) for name in ("whole", "killed"))
     end(whole, roles_of(whole))
     roles = roles_of(killed)
@@ -88,11 +88,11 @@ def test_synchronous_training_is_on_policy_and_killed_it_takes_the_same_steps(po
 def test_a_lag_is_the_same_at_every_step_once_it_has_built_up(policy: Path, tmp_path: Path):
     run = start(tmp_path, policy, "behind", lag=2, every=2, steps=12)
     end(run, roles_of(run))
-    versions = [2 * max(0, (step - 1) // 2 - 2) for step in range(1, 13)]  # steps that the version of the round follows
+    versions = [2 * max(0, (step - 1) // 2 - 2) for step in range(1, 13)]  # steps of the generating versions
     assert found(run) == [(step, step - 1 - version, step - 1 - version) for step, version in enumerate(versions, 1)]
 
 
-def test_who_waits_for_a_round_stops_when_asked_to(policy: Path, tmp_path: Path):
+def test_roles_that_wait_for_a_round_stop_when_asked_to(policy: Path, tmp_path: Path):
     run = start(tmp_path, policy, "stopped", lag=0, every=1, steps=1000)
     roles = roles_of(run)
     try:

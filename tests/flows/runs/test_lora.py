@@ -79,7 +79,7 @@ def test_a_resumed_trainer_takes_the_same_steps(finished, tmp_path, checkpoint, 
     assert check(run).ok
 
 
-def test_a_step_can_be_audited_and_left_by_a_fork(finished):
+def test_a_step_can_be_audited_and_a_fork_can_start_from_a_checkpoint(finished):
     assert audit.audit(finished, 7).ok
     with pytest.raises(ConfigError, match=r"model\.lora_rank is shared with the parent"):
         fork.fork(finished, 8, {"model.lora_rank": 4})
@@ -99,7 +99,7 @@ def test_another_base_is_refused(finished, tmp_path):
             load()
 
 
-def test_what_is_exported_computes_what_base_and_adapter_do(finished, tmp_path, capfd):
+def test_an_exported_version_computes_the_same_as_base_and_adapter(finished, tmp_path, capfd):
     config, last = parse(finished.config), max(Versions(finished).complete(), key=lambda it: it.order)
     adapter = model_loading.find_adapter(finished, config)
     policy = model_loading.load_policy(config, adapter, Versions(finished).load(last))

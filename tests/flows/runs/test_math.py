@@ -1,4 +1,4 @@
-"""MATH with whole roles on real storage: answers in boxes, graded by algebra beside the searcher and the evaluator."""
+"""MATH with whole roles on real storage: searcher and evaluator have answers in boxes graded by algebra."""
 
 import json
 import re
@@ -22,7 +22,7 @@ BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 def policy_folder(folder: Path) -> Path:
-    """Each box is one token of its own, so that a policy that knows nothing writes many."""
+    """Save a policy for which each box is one token, so that it writes many boxes without any training."""
     tokenizer = tiny_tokenizer(CHARACTERS)
     tokenizer.add_tokens(BOXES)
     model = tiny_llama(characters=CHARACTERS + "x" * len(BOXES))
@@ -31,7 +31,7 @@ def policy_folder(folder: Path) -> Path:
 
 
 def problems(folder: Path, split: str) -> Path:
-    """Twenty, four of each level."""
+    """Write twenty problems, four of each level."""
     found = [
         {"problem": f"In {split}, what is {n} less {n - 2}?", "answer": "2", "level": f"Level {n % 5 + 1}"}
         for n in range(2, 22)
@@ -78,7 +78,7 @@ def test_a_run_of_the_papers_objective_is_whole(finished: Run):
     assert finished.config["objective"]["name"] == "tba-prime"
 
 
-def test_problems_of_other_levels_are_left_out_of_training_and_the_reason_is_not_said_to_be_their_length(finished: Run):
+def test_problems_of_other_levels_are_left_out_of_training_and_length_is_not_the_only_reason_given(finished: Run):
     kept = [f"train-{n:05d}" for n in range(20) if (n + 2) % 5 != 1]
     assert [prompt.prompt_id for prompt in read_prompts(finished, "train")] == kept
     assert len(read_prompts(finished, "test")) == 20

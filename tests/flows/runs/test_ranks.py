@@ -23,7 +23,7 @@ STEPS = 32
 
 
 def ranks_of(trainer: int) -> list[int]:
-    """The processes that a trainer has started as its ranks."""
+    """Return the pids of the processes that a trainer has started as its ranks."""
     listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(trainer)], capture_output=True, text=True)
     return [int(line.split()[0]) for line in listed.stdout.splitlines() if "flows.roles.rank" in line]
 

@@ -90,7 +90,7 @@ def test_stored_rewards_are_what_victim_and_classifier_give_when_asked_again(fin
 
 
 def test_a_residual_follows_from_what_is_stored_and_the_target_of_its_step(finished: Run):
-    """log Z + log pi - log pi_ref / (gamma T) - r / (beta T), from columns alone."""
+    """The residual is log Z + log pi - log pi_ref / (gamma T) - r / (beta T), computed from stored columns alone."""
     objective = parse(finished.config).objective
     worst = rows(
         finished,
@@ -132,7 +132,7 @@ def test_the_attacker_learns_from_the_attacks_of_a_run_as_the_docs_say(finished:
         "tba-runs/runs/NAME": finished.url,
         '"ATTACKER"': f'"{attacker}"',
         '"smoothed"': f'"{tmp_path / "smoothed"}"',
-        "ln(0.7)": "-20 and seq = 0",  # nothing here is toxic; the first round is the same in every run
+        "ln(0.7)": "-20 and seq = 0",  # no answer here is toxic; the first round is the same in every run
         "k=2048": "k=16",
         "2000": "100",
         "learning_rate=1e-4": "learning_rate=1e-2",

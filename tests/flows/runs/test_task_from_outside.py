@@ -1,4 +1,4 @@
-"""The task that docs/tasks.md writes, run as it says: from the folder where its file lies."""
+"""The tasks that docs/tasks.md writes run as the page says: from the folder of their file."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_the_task_of_the_documentation_runs_from_the_folder_of_its_file(tmp_path
 
 
 @pytest.mark.slow
-def test_the_task_over_a_file_runs_and_says_what_lacks_without_one(tmp_path: Path):
+def test_the_task_over_a_file_runs_and_says_what_is_missing_without_one(tmp_path: Path):
     written = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     [code] = [it for it in written if "class Questions" in it]
     (tmp_path / "questions.py").write_text(code)

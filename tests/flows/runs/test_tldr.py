@@ -1,4 +1,4 @@
-"""Summaries from start to end: a tiny policy learns from a tiny reward model on S3 and is measured with a gold one."""
+"""Summaries from start to end: a tiny policy learns from a tiny reward model on S3, and a gold model measures it."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ MEASURES = ("diluted_perplexity", "kl", "perplexity", "win_rate")
 
 
 def posts(folder: Path, split: str, n: int) -> Path:
-    """Rows as those of the original data, one of them far too long."""
+    """Write rows like those of the original data, one of them far too long."""
     found = [
         {
             "query": f"SUBREDDIT: r/pens\n\nPOST: I lost {i} {split} pens.\n\nTL;DR:",
@@ -103,14 +103,14 @@ def measured(run: Run, version: int) -> dict[str, float]:
     return dict(rows(run, f"select metric, value from evaluations where version = {version}"))
 
 
-def test_before_training_the_policy_is_the_reference_at_the_temperature_of_either_set_and_then_it_is_not(finished: Run):
+def test_the_kl_divergence_of_both_sets_is_0_before_training_and_not_after(finished: Run):
     before, after = measured(finished, 0), measured(finished, 3)
     for of in ("greedy", "sampled"):
         assert abs(before[f"{of}_kl"]) < 1e-3
         assert after[f"{of}_kl"] > 0.05
 
 
-def test_measures_are_what_they_may_be(finished: Run):
+def test_measures_are_in_their_possible_ranges(finished: Run):
     for version in (0, 3):
         found = measured(finished, version)
         for of in ("greedy", "sampled"):

@@ -1,4 +1,4 @@
-"""A task that answers back, with whole roles on real storage."""
+"""A task whose environment answers the policy, with whole roles on real storage."""
 
 import pytest
 import torch
@@ -44,8 +44,8 @@ def test_what_the_environment_wrote_has_no_log_probabilities_and_what_the_policy
         ) == [(0, True)]
 
 
-def test_the_first_step_finds_of_each_response_what_its_policy_was_when_it_wrote_it(finished: Run):
-    """Over the policy's tokens alone: at step 1 nothing has been learned."""
+def test_the_first_step_finds_the_log_probabilities_that_were_recorded_at_generation(finished: Run):
+    """At step 1 the policy has learned nothing yet. Only the tokens that it wrote are summed."""
     counted = "[:length - finished::int]"
     found = rows(
         finished,
@@ -73,7 +73,7 @@ def test_a_step_can_be_taken_again(finished: Run):
     assert [it for it in (*found.compared, *found.rows) if not it.agrees] == []
 
 
-def test_the_stored_text_is_what_was_said_in_turn(finished: Run):
+def test_the_stored_text_has_the_turns_in_their_order(finished: Run):
     texts = rows(finished, "select distinct response from trajectories where loss_mask is not null")
     assert texts
     for (text,) in texts:

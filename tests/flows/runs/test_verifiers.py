@@ -28,7 +28,7 @@ ENVIRONMENT_TURNS = "len(list_filter(list_zip(loss_mask, loss_mask[2:]), lambda 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """By a policy that calls the tool now and then: each call is one token of its own."""
+    """Return a run whose policy sometimes calls the tool, because each call is one token."""
     folder = tmp_path_factory.mktemp("policy") / "tiny"
     model = tiny_llama(characters=CHARACTERS + "x" * len(CALLS))
     Policy(model, calling_tokenizer(), torch.device("cpu")).snapshot().save(folder)
@@ -63,7 +63,7 @@ def test_what_the_tool_said_and_the_template_around_it_is_masked_and_nothing_els
     assert len(seen) > 2
 
 
-def test_there_are_as_many_answers_of_the_environment_as_the_library_counts_turns(finished: Run):
+def test_the_environment_answers_once_less_than_the_library_counts_turns(finished: Run):
     found = rows(
         finished,
         f"select coalesce({ENVIRONMENT_TURNS}, 0) + 1, reward_parts['num_turns'], count(*) "
@@ -97,7 +97,7 @@ def test_a_step_can_be_taken_again(finished: Run):
 
 
 def test_every_round_scored_again_from_the_stored_prompt_gets_the_same_rewards(finished: Run):
-    """By a task made anew, from what storage has: turns are the stored text, cut where the mask changes."""
+    """A new task scores the stored responses. Their turns are the stored tokens, divided where the mask changes."""
     task, tokenizer = get_task(parse(finished.config).task), calling_tokenizer()
     prompts = {prompt.prompt_id: prompt for prompt in read_prompts(finished, "train")}
     stored = rows(finished, "select prompt_id, response_tokens, loss_mask, finished, reward from trajectories")

@@ -1,4 +1,4 @@
-"""VinePPO with whole roles on real storage: values that searchers estimate, steps that learn from them."""
+"""VinePPO with whole roles on real storage: searchers estimate values, and steps learn from them."""
 
 import pytest
 import torch
@@ -53,8 +53,8 @@ def test_every_trajectory_has_a_value_before_each_of_its_steps(finished: Run):
     assert check(finished).ok
 
 
-def test_a_stored_value_is_what_the_generator_earns_when_it_goes_on_from_there_again(finished: Run):
-    """Each state alone; of responses that begin alike the first has the seeds."""
+def test_a_stored_value_is_the_mean_reward_of_repeated_continuations_from_its_state(finished: Run):
+    """Each state is continued alone. Among responses with the same beginning, the first one gives the seeds."""
     generator = TransformersGenerator(device="cpu", batch_responses=1, max_response_tokens=MOST)
     found: dict[tuple, float] = {}
     compared = 0
@@ -87,7 +87,7 @@ def earned(generator: TransformersGenerator, prompt: Prompt, prefix: tuple[int, 
 
 
 def test_a_steps_advantages_follow_from_the_stored_values(finished: Run):
-    """Those of each token whitened over the step's batch; a drawn row's is the mean over the tokens that count."""
+    """The advantages of tokens are whitened over the batch. A drawn row has the mean over its tokens that count."""
     for step in range(1, 5):
         drawn = rows(
             finished,

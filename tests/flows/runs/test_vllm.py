@@ -1,5 +1,5 @@
-"""`tba run` with searcher and evaluator on real engines of vLLM, one of them killed: nothing of an engine outlives its
-role, and what is stored are the policy's log-probabilities."""
+"""`tba run` with searcher and evaluator on real engines of vLLM. A killed role leaves no process of its engine, and the
+stored log-probabilities are those of the policy."""
 
 import json
 import os
@@ -40,9 +40,9 @@ SETTINGS = {
     **TINY,
     "engine.name": "vllm",
     "engine.cache_gigabytes": 0.25,
-    "engine.compile": False,  # which takes a minute on a GPU
+    "engine.compile": False,  # compiling takes a minute on a GPU
     "sync.every": 2,
-    "sync.lag": 0,  # so that every version is taken
+    "sync.lag": 0,  # so that the searcher adopts every version
     "sync.keep_versions": STEPS,
     "search.temperature": 1.0,
     "search.top_p": 0.9,
@@ -60,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "run", "quickstart", "--root", str(folder), "--name", "r", "--steps", str(STEPS), "--set", *changes, log=log
     )
     run = until(lambda: opened(f"{folder}/runs/r"), "the run was not created", log)
-    # Three roles load vLLM first, which on a busy machine takes minutes.
+    # Three roles load vLLM first, which takes minutes on a busy machine.
     until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log, within=280)
     searcher = until(lambda: lease_at(run, "searcher-000"), "no searcher", log).pid
     engine = [pid for pid in descendants(searcher) if "VLLM" in name_of(pid)]
@@ -71,7 +71,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_the_run_is_whole_and_every_role_said_what_generates(finished: Run):
+def test_the_run_is_whole_and_every_role_reports_its_engine(finished: Run):
     assert check(finished).ok
     with storage.connect(finished) as con:
         assert con.execute("select count(*), max(step) from steps").fetchall() == [(STEPS, STEPS)]
@@ -103,7 +103,7 @@ def test_each_round_is_by_its_version_and_stores_the_log_probabilities_before_to
 
 
 def test_an_exported_folder_says_the_same_in_vllm_and_in_transformers(finished: Run, tmp_path: Path):
-    """As others load one: by its path alone."""
+    """Both load the folder by its path alone, as other programs do."""
     folder = str(export(finished, STEPS // 2, None, str(tmp_path / "exported")))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     read = [tokenizer(text)["input_ids"] for text in PROMPTS]
@@ -116,7 +116,7 @@ def test_an_exported_folder_says_the_same_in_vllm_and_in_transformers(finished: 
 
 
 def by_plain_vllm(folder: str, tmp_path: Path) -> list[list[list[int]]]:
-    """What it reads of each prompt, and what it says."""
+    """Return the tokens that plain vLLM reads of each prompt, and the tokens that it generates."""
     program = tmp_path / "plain.py"
     program.write_text(BY_PLAIN_VLLM)
     options = {"kv_cache_memory_bytes": 2**28} if ON_CPU else {"gpu_memory_utilization": 0.2}
@@ -130,7 +130,7 @@ def by_plain_vllm(folder: str, tmp_path: Path) -> list[list[list[int]]]:
 
 
 def name_of(pid: int) -> str:
-    """Empty if it has ended."""
+    """Return the command line of a process. Empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     except (FileNotFoundError, ProcessLookupError):

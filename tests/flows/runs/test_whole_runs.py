@@ -72,7 +72,7 @@ def test_a_run_ends_with_every_step_in_the_ledger_and_nothing_missing_or_doubled
     assert check(finished).ok
 
 
-def test_every_step_joins_to_its_trajectories_their_versions_and_what_was_found(finished):
+def test_every_draw_joins_to_its_step_and_to_a_trajectory_of_its_age(finished):
     joined = rows(
         finished,
         "select count(*) from draws d join trajectories t using (trajectory_id) join steps s on s.step = d.step "
@@ -106,7 +106,7 @@ def test_responses_in_flight_go_on_with_a_newer_version_if_that_is_wanted(tmp_pa
 
 
 def test_a_residual_follows_from_the_stored_reward_and_log_probabilities(finished):
-    """log Z + log pi - log pi_ref - r / beta, from columns alone."""
+    """The residual is log Z + log pi - log pi_ref - r / beta, computed from stored columns alone."""
     worst = rows(
         finished,
         "select max(abs(residual - (d.log_z + logp - ref_logp - reward / beta))) "
@@ -167,7 +167,7 @@ def test_each_version_has_every_score_and_how_it_was_sampled(finished):
 
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
 def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, policy, tmp_path, monkeypatch):
-    """On another they are the same, though most are stored as differences."""
+    """On another machine the fetched versions are the same, although some are stored as differences."""
     fetched: list[str] = []
     download = S3Store.download
 
@@ -178,7 +178,7 @@ def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, pol
     monkeypatch.setattr(S3Store, "download", counted)
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of the trainer"))
     changes = {"model.publish_dtype": "bfloat16", "training.learning_rate": 1e-6, "sync.whole_every": 3}
-    steps = {"training.steps": 3 * EVERY}  # no more than the cache keeps
+    steps = {"training.steps": 3 * EVERY}  # no more versions than the cache keeps
     run = create.start(settings(policy, **changes, **steps), root, "whole")
     run_all(run)
     assert {0, 3} <= {version.number for version in Evaluations(run).done()}
@@ -199,7 +199,8 @@ def test_a_later_searcher_generates_with_a_later_version(finished):
 
 @pytest.mark.parametrize(("checkpoint", "records"), [(2, 4), (4, 6), (0, 3)])
 def test_a_resumed_trainer_takes_the_same_steps_on_the_same_trajectories(finished, tmp_path, checkpoint, records):
-    """Bit for bit, where the records exist: draws, losses, gradient norms, and the weights after every sync."""
+    """As far as the records reach, draws, losses, gradient norms and the weights after every sync are the same, bit for
+    bit."""
     run = broken_off(finished, tmp_path, after_checkpoint=checkpoint, keep_records=records)
     assert live(run, "trainer", wiring.run_trainer) == []
     whole, again = learned(finished), learned(run)
@@ -231,7 +232,7 @@ def test_a_superseded_trainer_stops_without_writing_a_record(finished, tmp_path)
     assert not run.store.exists(layout.sync(3))
 
 
-def test_a_trainer_that_was_superseded_before_its_attempt_leaves_the_newer_lifes_attempt_alone(policy, tmp_path):
+def test_a_trainer_superseded_before_it_claims_an_attempt_leaves_the_newer_attempt_alone(policy, tmp_path):
     run = create.start(settings(policy), str(tmp_path), "twice")
     with HeldLease(run, "trainer", every=0.05) as earlier, HeldLease(run, "trainer", every=60):
         newer = claim_attempt(run)
@@ -283,7 +284,7 @@ def store_prompts(run: Run, tokenizer: object) -> None:
 
 
 def test_the_prompts_are_those_that_an_earlier_run_chooses_and_stay_so_when_it_is_gone(finished, policy, tmp_path):
-    """Evaluation keeps its own; whoever begins the run anew asks nobody."""
+    """Evaluation keeps its own prompts. A trainer that starts again does not need the earlier run."""
     earlier = Run.open(str(shutil.copytree(finished.url, tmp_path / "earlier")))
     where = "tries between 1 and 8"
     config = settings(policy, **{"search.prompts_from": earlier.url, "search.prompts_where": where})
@@ -308,7 +309,7 @@ def test_the_prompts_are_those_that_an_earlier_run_chooses_and_stay_so_when_it_i
 
 
 class Careless(fakes.Task):
-    """Makes three prompts of one row, and one more as it is told."""
+    """A task that makes three prompts of one row, and adds the prompts that it is given."""
 
     def __init__(self, data: Path, *others: Prompt):
         self.data, self.others = data, others
@@ -476,7 +477,7 @@ def test_a_policy_in_parts_is_refused_unless_every_part_is_there(root, policy, t
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused(path, says, tmp_path):
-    """By the trainer too: a folder may be there where a run is started, and not where its roles run."""
+    """The trainer refuses it too: a folder may exist where a run is started, but not where its roles run."""
     config = resolve.resolve("quickstart", {"model.path": path, **SMALL}, runs_here=False)
     error = ended_at_once(config, tmp_path)
     assert isinstance(error, ConfigError) and str(error) == says
@@ -515,7 +516,7 @@ def test_a_trainer_that_pads_says_so_and_why(tmp_path, family, told):
 
 
 def word_problems(folder: Path, split: str, n: int) -> Path:
-    """Rows as those of the original data, one of them far too long."""
+    """Write rows like those of the original data, one of them far too long."""
     rows = [
         {"question": f"Ann has {i} pens and buys {split} {i + 1} more. How many?", "answer": f"So.\n#### {2 * i + 1}"}
         for i in range(n)

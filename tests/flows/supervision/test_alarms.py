@@ -1,4 +1,4 @@
-"""What goes wrong quietly: noticed by a supervisor, told in events, to a terminal, and to a webhook."""
+"""Problems that raise no error: a supervisor reports them in events, on a terminal and to a webhook."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ def find(alarms: OperatingAlarms, *roles: Seen) -> list[tuple[str, str]]:
     return [(alarm.kind, alarm.of) for alarm in alarms.find({it.lease.role: it for it in roles})]
 
 
-def test_a_lease_that_does_not_move_is_late_and_0_says_of_no_role_so():
+def test_a_lease_that_does_not_move_is_late_unless_late_after_is_0():
     late = seen("searcher-000", silent_for=5.1)
     assert find(OperatingAlarms(AlarmsConfig(late_after=5)), late) == [("role-late", "searcher-000")]
     assert not find(OperatingAlarms(AlarmsConfig(late_after=5)), seen("trainer", silent_for=4.9))
@@ -59,7 +59,7 @@ def test_a_role_that_gets_no_further_is_stalled_until_it_does_or_begins_another_
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_a_searcher_that_takes_no_version_is_told_of_once_it_has_had_the_time(lag: int):
+def test_a_searcher_that_adopts_no_newer_version_in_time_is_reported(lag: int):
     alarms = OperatingAlarms(AlarmsConfig(adopted_within=SOON), lag=lag)
     trainer, old = seen("trainer", version=5 + lag), ("version-not-adopted", "searcher-001")
     fresh = seen("searcher-000", version=5)
@@ -72,13 +72,13 @@ def test_a_searcher_that_takes_no_version_is_told_of_once_it_has_had_the_time(la
     assert not find(alarms, trainer, fresh, seen("searcher-001", version=5))
 
 
-def test_a_disk_that_fills_is_told_of_once_for_a_machine():
+def test_a_disk_that_fills_is_reported_once_per_machine():
     alarms = OperatingAlarms(AlarmsConfig(disk_gb=2))
     assert find(alarms, seen("trainer", disk_gb=1.9), seen("searcher-000", disk_gb=1.9)) == [("disk-filling", "here")]
     assert not find(alarms, seen("trainer", disk_gb=2.1), seen("searcher-000"))
 
 
-def test_what_is_left_on_a_disk_is_what_the_system_says(tmp_path: Path):
+def test_the_free_space_of_the_fullest_disk_is_found(tmp_path: Path):
     run = make_run(tmp_path)
     found = fullest_disk(run)
     assert 0 < found.get("disk_gb", 0.0) < 1e6 and Path(found.get("disk", "")).is_dir()
@@ -97,7 +97,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What somebody at $TBA_WEBHOOK was told; the first request fails."""
+    """Yield the list of messages that reach $TBA_WEBHOOK. The first request fails."""
     found: list[dict[str, Any]] = []
     requests: list[str] = []
 
@@ -155,7 +155,7 @@ def test_silence_is_told_everywhere_while_it_lasts_and_when_it_is_over(
     assert not [path for path in Path(run.url).rglob("*") if path.is_file() and b"hooks/secret" in path.read_bytes()]
 
 
-def test_a_webhook_that_has_moved_is_complained_of_and_is_told_nothing_by_halves(
+def test_a_webhook_that_redirects_is_reported_and_the_redirect_is_not_followed(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     asked: list[str] = []
@@ -185,7 +185,7 @@ def test_a_webhook_that_has_moved_is_complained_of_and_is_told_nothing_by_halves
     assert "answers 301, a redirect" in caplog.text and "secret" not in caplog.text
 
 
-def test_a_webhook_that_nobody_answers_is_spoken_of_once_and_without_its_address(
+def test_a_webhook_that_does_not_answer_is_reported_once_and_without_its_address(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/hooks/secret")
@@ -199,7 +199,7 @@ def test_a_webhook_that_nobody_answers_is_spoken_of_once_and_without_its_address
 @pytest.mark.parametrize(
     "address", ["file:///etc/passwd", "hooks.example.com/x", "https:///hooks", "http://[bad/x", "http://x:y/"]
 )
-def test_what_is_no_address_is_refused_without_being_told(run: Run, monkeypatch: pytest.MonkeyPatch, address: str):
+def test_an_invalid_address_is_refused_without_being_shown(run: Run, monkeypatch: pytest.MonkeyPatch, address: str):
     monkeypatch.setenv(VARIABLE, address)
     with pytest.raises(ConfigError, match=rf"\${VARIABLE}: .*http") as found:
         open_webhook(run)

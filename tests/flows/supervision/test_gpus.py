@@ -1,4 +1,4 @@
-"""Who gets which GPU: real locks, held by real processes. No GPU is needed."""
+"""Which role gets which GPU. Real processes hold real locks, but no GPU is needed."""
 
 import os
 import select
@@ -61,7 +61,7 @@ Hold = Callable[..., Holder]
 
 @pytest.fixture
 def hold() -> Iterator[Hold]:
-    """Takes devices with a process that ends with the test."""
+    """Yield a function that takes devices with a process that ends with the test."""
     holders: list[Holder] = []
 
     def take(devices: Devices, kind: str = "searcher") -> Holder:
@@ -92,7 +92,9 @@ def test_roles_take_free_devices_first_then_share_those_of_their_run(tmp_path: P
     assert hold(ours).uuids == "b"
 
 
-def test_those_too_many_for_the_devices_leave_the_trainers_alone_whoever_hands_them_out(tmp_path: Path, hold: Hold):
+def test_more_roles_than_devices_share_the_devices_except_the_trainers_whoever_hands_them_out(
+    tmp_path: Path, hold: Hold
+):
     kinds = ["trainer", "searcher", "searcher", "searcher", "evaluator"]
     holders = [hold(Devices("runs/ours", folder=tmp_path, uuids=["a", "b", "c"]), kind) for kind in kinds]
     assert [holder.uuids for holder in holders] == ["a", "b", "c", "b", "c"]
@@ -130,7 +132,7 @@ def test_a_device_is_free_again_when_its_last_role_was_killed(tmp_path: Path, ho
 
 
 def pairs(run: str, folder: Path, uuids: str) -> Devices:
-    """Those of a run whose engines need two each."""
+    """Return the devices of a run whose engines need two devices each."""
     return Devices(run, folder=folder, uuids=list(uuids), per_engine=2)
 
 
@@ -138,14 +140,14 @@ def pairs(run: str, folder: Path, uuids: str) -> Devices:
     ("uuids", "expected"),
     [("abcde", ["a", "bc", "de", "bc"]), ("abcd", ["a", "bc", "db", "cd"]), ("ab", ["a", "ba", "ba", "ba"])],
 )
-def test_an_engine_takes_several_the_free_ones_first_and_the_trainer_one(
+def test_an_engine_takes_several_devices_free_ones_first_and_the_trainer_takes_one(
     tmp_path: Path, hold: Hold, uuids: str, expected: list[str]
 ):
     kinds = ["trainer", "searcher", "searcher", "evaluator"]
     assert [hold(pairs("runs/ours", tmp_path, uuids), kind).uuids for kind in kinds] == expected
 
 
-def test_what_is_too_little_is_not_kept(tmp_path: Path, hold: Hold):
+def test_too_few_free_devices_are_not_kept(tmp_path: Path, hold: Hold):
     theirs = hold(Devices("runs/theirs", folder=tmp_path, uuids=["b"]))
     assert pairs("runs/ours", tmp_path, "ab").take("searcher") is None
     assert hold(Devices("runs/third", folder=tmp_path, uuids=["a", "b"])).uuids == "a"
@@ -153,7 +155,7 @@ def test_what_is_too_little_is_not_kept(tmp_path: Path, hold: Hold):
 
 
 def test_two_runs_never_hold_what_both_of_them_wait_for(tmp_path: Path, hold: Hold):
-    """The first trainer leaves room for its searchers, and the second run waits with empty hands."""
+    """The first trainer leaves room for its searchers, and the second run holds nothing while it waits."""
     assert hold(pairs("runs/first", tmp_path, "ab"), "trainer").uuids == "a"
     assert pairs("runs/second", tmp_path, "ab").take("trainer") is None
     assert hold(pairs("runs/first", tmp_path, "ab"), "searcher").uuids == "ba"
@@ -162,7 +164,7 @@ def test_two_runs_never_hold_what_both_of_them_wait_for(tmp_path: Path, hold: Ho
 @pytest.mark.parametrize(
     ("uuids", "expected"), [("abcde", ["abc", "d", "e", "d"]), ("abc", ["abc", "a", "b", "c"]), ("ab", None)]
 )
-def test_a_trainer_takes_one_for_each_rank(tmp_path: Path, hold: Hold, uuids: str, expected: list[str] | None):
+def test_a_trainer_takes_one_device_for_each_rank(tmp_path: Path, hold: Hold, uuids: str, expected: list[str] | None):
     ours = Devices("runs/ours", folder=tmp_path, uuids=list(uuids), ranks=3)
     if expected is None:
         assert ours.take("trainer") is None
@@ -174,7 +176,7 @@ def test_more_gpus_for_a_trainer_than_there_are_are_refused_where_it_is_to_run(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
     config = preset("quickstart").replace({"training.ranks": 3})
-    assert usable(config, ranks=3) == []  # without any, ranks share the CPU
+    assert usable(config, ranks=3) == []  # without GPUs, ranks share the CPU
     monkeypatch.setattr("flows.supervision.gpus.nvidia_devices", lambda: ["a", "b"])
     with pytest.raises(ConfigError, match=r"training\.ranks: roles may use 2 GPUs .*, got 3"):
         resolve.resolve("quickstart", {"training.ranks": 3})
@@ -199,7 +201,7 @@ for _ in sys.stdin:
 """
 
 
-def test_of_runs_that_take_at_once_one_gets_all_and_the_others_nothing(tmp_path: Path):
+def test_if_runs_take_devices_at_once_one_gets_all_and_the_others_get_none(tmp_path: Path):
     command, piped = [sys.executable, "-c", CONTEND], subprocess.PIPE
     with ExitStack() as started:
         runs = [
@@ -214,7 +216,7 @@ def test_of_runs_that_take_at_once_one_gets_all_and_the_others_nothing(tmp_path:
 
 
 def say_to_all(runs: "list[subprocess.Popen[str]]", word: str) -> list[str]:
-    """Their answers."""
+    """Send a word to all runs, and return their answers."""
     for run in runs:
         assert run.stdin is not None
         run.stdin.write(f"{word}\n")
@@ -269,7 +271,7 @@ def test_engines_that_share_a_gpu_fit_beside_each_other_and_leave_each_role_its_
 
 @pytest.fixture
 def enter(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
-    """A process that starts an engine, as far as others can tell, on the devices it is shown."""
+    """Yield a function that starts a process which, to others, looks like a starting engine on the given devices."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(shown: str) -> "subprocess.Popen[str]":
@@ -299,7 +301,9 @@ def test_an_engine_knows_how_many_roles_share_its_gpu(
     assert told(enter("c")) == 1, "which no launcher has given to anybody"
 
 
-def test_an_engine_says_what_it_takes(run: Run, tmp_path: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_reports_the_share_of_memory_that_it_takes(
+    run: Run, tmp_path: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("TBA_LOCK_DIR", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a")
     for kind in ("trainer", "searcher", "evaluator"):
@@ -311,7 +315,7 @@ def test_an_engine_says_what_it_takes(run: Run, tmp_path: Path, hold: Hold, monk
     assert event["data"]["fraction"] == pytest.approx(0.2)
 
 
-def test_on_several_gpus_it_is_the_one_that_most_share_that_counts(
+def test_on_several_gpus_the_one_that_most_roles_share_counts(
     tmp_path: Path, hold: Hold, enter: Callable[[str], "subprocess.Popen[str]"]
 ):
     for kind in ("trainer", "searcher", "evaluator"):
@@ -323,25 +327,25 @@ def test_engines_start_on_a_gpu_one_after_the_other(enter: Callable[[str], "subp
     first = enter("a,b")
     told(first)
     second = enter("b,c")
-    told(enter("d"))  # has passed, while the second waits
+    told(enter("d"))  # starts while the second engine still waits
     assert second.poll() is None and not has_said(second)
     first.send_signal(signal.SIGKILL)
     assert told(second) == 1
 
 
 def has_said(process: "subprocess.Popen[str]") -> bool:
-    """Whether it says anything within a second, for which it would have had time."""
+    """Return True if the process says anything within a second, which would be enough time."""
     return bool(select.select([process.stdout], [], [], 1.0)[0])
 
 
 def shown_to(run: Run, role: str) -> str:
-    """The value of CUDA_VISIBLE_DEVICES of a role at work."""
+    """Return the value of CUDA_VISIBLE_DEVICES of a role at work."""
     pid = at_work(run, role)[role].pid
     variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(it.split("=", 1) for it in variables if "=" in it)["CUDA_VISIBLE_DEVICES"]
 
 
-def test_no_file_or_folder_of_ours_becomes_everybodys_by_a_link_that_somebody_put_there(tmp_path: Path):
+def test_a_link_that_somebody_put_there_does_not_open_our_files_or_folders_to_everybody(tmp_path: Path):
     own, ours, locks = tmp_path / "own", tmp_path / "ours", tmp_path / "locks"
     own.write_text("private")
     own.chmod(0o600)
@@ -359,7 +363,7 @@ def test_no_file_or_folder_of_ours_becomes_everybodys_by_a_link_that_somebody_pu
     assert stat.S_IMODE(ours.stat().st_mode) == 0o700
 
 
-def test_devices_are_listed_as_what_cuda_can_be_given():
+def test_devices_are_listed_by_the_names_that_cuda_accepts():
     listing = (
         "GPU 0: NVIDIA H200 (UUID: GPU-11)\n"
         "GPU 1: NVIDIA H200 (UUID: GPU-22)\n"

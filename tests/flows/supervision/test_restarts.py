@@ -1,4 +1,4 @@
-"""How often a role may be started again, after which delay, and when the run is given up, on moments of the test's."""
+"""How often a role is started again, after which delay, and when the run is given up. The tests set the times."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_two_lives_in_a_row_without_a_lease_give_the_run_up():
         restarts.spend("searcher-000", "it was lost", 100.0, seconds_without_lease=60.0)
 
 
-def test_a_life_that_takes_its_lease_forgives_one_before_it_that_did_not():
+def test_a_life_with_a_lease_makes_up_for_an_earlier_one_without():
     restarts = budget(9)
     for moment in range(0, 500, 100):
         restarts.spend("searcher-000", "it was lost", moment, seconds_without_lease=60.0)

@@ -1,4 +1,4 @@
-"""What is done for one role in each of its states, with lives, leases and a clock of the test's: no process runs."""
+"""What a keeper does for a role in each state. The tests make the lives, the leases and the clock; no process runs."""
 
 import signal
 from pathlib import Path
@@ -25,7 +25,7 @@ SEARCHER = Role("searcher", 1)
 
 
 class FakeLife:
-    """A life that ends when the test says so, and counts what it is sent."""
+    """A life that ends when the test says so, and records the signals that it is sent."""
 
     where, waits_for = "somewhere", "no machine has taken it"
 
@@ -72,7 +72,7 @@ class FakeLauncher:
 
 
 class Kept:
-    """A keeper with everything it needs, the leases that the test writes, and what the keeper says."""
+    """A keeper with everything that it needs, with leases that the test writes, and with the events of the keeper."""
 
     def __init__(self, run: Run, clock: Clock):
         self.run, self.clock, self.launcher = run, clock, FakeLauncher()
@@ -111,7 +111,7 @@ class Kept:
 
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.roles.last_look = self.clock.now  # not a blind time
+        self.roles.last_look = self.clock.now  # so that this does not look like a blind time
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_life_that_was_superseded_is_not_replaced_and_its_successor_is_adopted
     assert kept.kinds == ["role-started", "role-ended", "role-adopted"]
 
 
-def test_a_life_that_takes_no_lease_is_spoken_of_then_killed_again_and_again_then_given_up(kept: Kept):
+def test_a_life_that_takes_no_lease_is_reported_then_killed_again_and_again_then_given_up(kept: Kept):
     w = kept.attend()
     life = kept.launcher.lives[0]
     kept.wait(PATIENCE + 1)
@@ -209,7 +209,7 @@ def test_a_life_whose_lease_falls_silent_is_killed(kept: Kept):
     assert kept.launcher.lives[0].sent == ["SIGKILL"]
 
 
-def test_the_last_word_of_a_lease_is_the_end_where_nobody_else_says_so(kept: Kept):
+def test_the_last_status_of_a_lease_is_the_end_if_nobody_else_reports_it(kept: Kept):
     kept.launcher.last_word_after = 0.5
     kept.attend()
     kept.write_lease(SEARCHER, life=1, counter=1, status="finished")
@@ -257,7 +257,7 @@ def test_a_lease_that_never_moves_is_told_once_and_its_role_is_started(kept: Kep
     assert kept.kinds == ["role-silent", "role-waiting", "role-started"]
 
 
-def test_what_cannot_be_started_is_told_once_for_each_reason_until_the_deadline(kept: Kept):
+def test_a_role_that_cannot_be_started_is_reported_once_for_each_reason_until_the_deadline(kept: Kept):
     deadline = kept.keeper.limits.data_deadline
     for reason in ("no room", "no room", "no machine", "no room"):
         kept.launcher.refusal = reason

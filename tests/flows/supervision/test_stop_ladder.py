@@ -1,4 +1,4 @@
-"""By which signals, and after how long, roles are ended that do not stop by themselves, on a clock of the test's."""
+"""Which signals end roles that do not stop by themselves, and after how many seconds. The tests control the clock."""
 
 import signal
 
@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def seconds_on(rung: Rung, clock: Clock, role: Seen | None) -> float:
-    """How long a rung waits for a role that goes on saying the same."""
+    """Return the seconds that a rung waits for a role that keeps saying the same."""
     began = clock.now
     while not rung.wait.is_over("trainer", role):
         clock.now += 0.5
@@ -27,7 +27,7 @@ def seconds_on(rung: Rung, clock: Clock, role: Seen | None) -> float:
 
 
 def climb(ladder: StopLadder, clock: Clock, role: Seen | None, was_asked: bool = True) -> list[tuple[str, float]]:
-    """The signals of a ladder, and after how many seconds the next rung follows each."""
+    """Return the signals of a ladder, each with the seconds until the next rung."""
     rungs = ladder.rungs(was_asked)
     return [(rung.signal.name if rung.signal else "asked", seconds_on(rung, clock, role)) for rung in rungs]
 

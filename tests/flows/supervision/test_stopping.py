@@ -1,5 +1,5 @@
-"""How long roles that were asked to stop are waited for, by what they say they need: on a clock of the test's, and with
-real processes that end when the test lets them."""
+"""How long a supervisor waits for roles that were asked to stop and say how much time they need. Some tests control the
+clock; others use real processes, which end when the test lets them."""
 
 import os
 import signal
@@ -43,12 +43,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def until_it_is_known(supervised: Supervised) -> None:
-    """Tell the supervisor that this role needs LONG to stop."""
+    """Wait until the supervisor knows that a role needs LONG to stop."""
     until(lambda: any(seconds_to_stop(it.lease) == LONG for it in dict(supervised.seen).values()))
 
 
 def patience_over(patience: Patience, clock: Clock, role: Seen | None) -> float:
-    """How many seconds after it was asked the patience with a role is over that goes on saying the same."""
+    """Return after how many seconds the patience with a role is over, if the role keeps saying the same."""
     while True:
         patience.look(role)
         if patience.is_over:
@@ -56,7 +56,7 @@ def patience_over(patience: Patience, clock: Clock, role: Seen | None) -> float:
         clock.now += 1
 
 
-def test_a_role_says_what_it_needs_or_else_how_rarely_it_looks_at_what_is_wanted():
+def test_a_role_says_how_long_it_needs_to_stop_or_else_how_rarely_it_reads_the_wanted_state():
     assert seconds_to_stop(seen(seconds_to_stop=40, hears_every=3.0).lease) == 40
     assert seconds_to_stop(seen(hears_every=3.0).lease) == 3
     assert seconds_to_stop(seen().lease) == 0
@@ -70,11 +70,13 @@ def test_a_role_says_what_it_needs_or_else_how_rarely_it_looks_at_what_is_wanted
     (seen(hears_every=100), SAFETY * 100),
     (seen(seconds_to_stop=100, silent_for=16), 60),
 ])  # fmt: skip
-def test_a_role_that_gets_no_further_has_the_grace_or_twice_what_it_says(clock: Clock, role: Seen | None, over: float):
+def test_a_role_without_progress_has_the_grace_or_twice_the_time_that_it_says(
+    clock: Clock, role: Seen | None, over: float
+):
     assert patience_over(Patience(60, silent_after=15), clock, role) == over + 1
 
 
-def test_a_role_that_gets_further_has_the_same_time_again_up_to_a_bound(clock: Clock):
+def test_a_role_with_progress_has_the_same_time_again_up_to_a_bound(clock: Clock):
     patience, began = Patience(10, silent_after=15), clock.now
     for step in range(4):
         patience.look(seen(step=step, seconds_to_stop=50))
@@ -87,7 +89,7 @@ def test_a_role_that_gets_further_has_the_same_time_again_up_to_a_bound(clock: C
     assert clock.now - began == MOST * SAFETY * 50 + 10
 
 
-def test_saying_that_it_is_on_its_way_is_getting_further_and_any_other_word_is_not(clock: Clock):
+def test_a_status_that_says_stopping_is_progress_and_any_other_status_is_not(clock: Clock):
     patience = Patience(10, silent_after=15)
     patience.look(seen())
     clock.now += 8
@@ -216,7 +218,7 @@ class WatchedLife(threading.Thread):
         )
 
     def ask_to_stop(self, request: StopRequest) -> None:
-        """Once whoever watches it has seen what it needs, two looks later at the latest."""
+        """Ask the life to stop once its watcher knows how long it needs, which takes the watcher at most two looks."""
         until(lambda: (it := readable_lease(self.run_, "trainer")) and seconds_to_stop(it) == LONG)
         time.sleep(3 * LIMITS["limits.lease_every"])
         self.request = request

@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 class Away:
-    """A store that answers nobody who asks for a lease or for what is wanted, while `is_away` is set."""
+    """A store that does not answer reads of leases or of the wanted state while `is_away` is set."""
 
     def __init__(self, store: Store):
         self.store, self.is_away = store, False
@@ -51,7 +51,7 @@ class Away:
 
 
 @pytest.mark.parametrize("name", ["supervisor", "searcher-abc", "searcher--1", "searcher-²", "somebody-001"])
-def test_a_lease_of_another_name_is_no_roles(run: Run, name: str):
+def test_a_lease_of_another_name_belongs_to_no_role(run: Run, name: str):
     assert Role.parse(name) is None
     assert Role.parse(Role("searcher", 12).name) == Role("searcher", 12)
 
@@ -73,7 +73,7 @@ def test_trouble_with_the_store_is_told_once_when_it_begins_and_once_when_it_is_
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"role": "trainer"}'])
-def test_damaged_leases_of_roles_that_live_are_told_and_nobody_is_disturbed(run: Run, damage: bytes):
+def test_damaged_leases_of_living_roles_are_reported_and_no_role_is_disturbed(run: Run, damage: bytes):
     supervised = Supervised(run)
     leases = at_work(run, *ROLES)
     for name in (*ROLES, "supervisor"):
@@ -89,7 +89,7 @@ def test_damaged_leases_of_roles_that_live_are_told_and_nobody_is_disturbed(run:
     assert not supervised.said("role-silent") and not supervised.said("role-restarting")
 
 
-def test_a_lease_that_stays_damaged_is_of_a_role_that_hangs_and_its_next_life_replaces_it(run: Run):
+def test_a_role_whose_lease_stays_damaged_counts_as_hanging_and_is_replaced_by_its_next_life(run: Run):
     supervised = Supervised(run)
     leases = at_work(run, *ROLES)
     os.kill(leases["trainer"].pid, signal.SIGSTOP)
@@ -204,7 +204,7 @@ def test_once_the_trainer_has_finished_searchers_stop_and_the_evaluator_alone_is
     for searcher in ("searcher-000", "searcher-001"):
         until(lambda searcher=searcher: supervised.said("role-ended", searcher))
     gone = [leases[role].pid for role in ("trainer", "searcher-000", "searcher-001")]
-    until(lambda: not any(is_running(pid) for pid in gone), "their processes end")  # of adopted ones after their lease
+    until(lambda: not any(is_running(pid) for pid in gone), "their processes end")  # adopted ones end after their lease
     assert until(lambda: works(run, "evaluator")).life == 1
     assert read_state(run).desired == "run"
     for searcher in ("searcher-000", "searcher-001"):
@@ -235,7 +235,7 @@ def test_a_run_whose_trainer_has_finished_is_resumed_without_searchers(run: Run)
     assert {e.data["of"] for e in again.said("role-started")} == {"evaluator"}
 
 
-def test_a_searcher_too_many_that_hears_nothing_is_made_to_end(tmp_path: Path):
+def test_a_searcher_too_many_that_ignores_requests_is_killed(tmp_path: Path):
     run = make_run(tmp_path, {"limits.stop_grace": 0.5})
     behave(run, "searcher-001", "stubborn")
     launcher = LocalLauncher(run, command=script, devices=Devices(run.url, uuids=[]))
@@ -364,7 +364,7 @@ def test_a_supervisor_that_finds_a_finished_trainer_does_not_start_another(run: 
 
 
 class Lost:
-    """A life on a machine that is gone: nobody says that it has ended, and nobody hears that it should."""
+    """A life on a machine that is gone: its end is never reported, and no signal reaches it."""
 
     where, waits_for = "somewhere", "no machine has taken it"
 
@@ -386,7 +386,7 @@ class Lost:
 
 
 class Losing(LocalLauncher):
-    """Loses the first lives of one role."""
+    """A launcher that loses the first lives of one role."""
 
     end_grace = 1.0
 
@@ -394,11 +394,11 @@ class Losing(LocalLauncher):
         super().__init__(run, command=script, devices=Devices(run.url, uuids=[]))
         self.loses, self.left = role, lives
         self.lost: list[Lost] = []
-        self.is_lost = False  # its latest life
+        self.is_lost = False  # whether the latest life of the role is lost
 
     @property
     def start_deadline(self) -> float:
-        """Short once all the others have begun, for a life that is lost."""
+        """Return a short deadline for a lost life once all other roles have begun."""
         return 1.0 if self.is_lost and len(read_leases(self.run)) == len(ROLES) else 60.0
 
     def start(self, role: Role, number: int) -> Any:
@@ -427,7 +427,7 @@ def test_a_life_that_can_neither_be_ended_nor_heard_of_is_given_up_and_replaced(
 
 
 class Unwatched(LocalLauncher):
-    """Lives go on, and nobody says how they end but they themselves: what watched them has been killed."""
+    """A launcher whose watching processes have been killed: only the lives themselves report how they end."""
 
     last_word_after = 0.5
 
@@ -444,7 +444,7 @@ class Unwatched(LocalLauncher):
         super().ended(life)
 
 
-def test_the_last_word_of_a_role_counts_where_nobody_else_says_that_it_has_ended(run: Run):
+def test_the_last_status_of_a_role_counts_if_nobody_else_reports_its_end(run: Run):
     supervised = Supervised(run, launcher=Unwatched(run))
     at_work(run, *ROLES)
     behave(run, "searcher-001", "leave")
@@ -512,7 +512,7 @@ def test_a_role_whose_work_stands_still_while_its_lease_is_renewed_is_replaced(t
 
 
 class Full(LocalLauncher):
-    """Has no room for one role."""
+    """A launcher without room for one role."""
 
     def __init__(self, run: Run, role: str):
         super().__init__(run, command=script, devices=Devices(run.url, uuids=[]))
@@ -524,7 +524,7 @@ class Full(LocalLauncher):
         return super().start(role, number)
 
 
-def test_what_cannot_be_started_is_said_once_and_fails_the_run_at_its_deadline(tmp_path: Path):
+def test_a_role_that_cannot_be_started_is_reported_once_and_fails_the_run_at_its_deadline(tmp_path: Path):
     run = make_run(tmp_path, {"limits.data_deadline": 3.0})
     dead = Lease(
         role="searcher-001", life=1, host="elsewhere", pid=1, counter=7, status="round 3", renewed_at=now(),

@@ -76,7 +76,7 @@ def test_a_run_from_the_command_line_ends_with_the_scores_of_its_last_version(
     assert capsys.readouterr().out.startswith("version 1, step 4: greedy 0.75\n\n")
 
 
-def test_what_happens_is_shown_once(run: Run):
+def test_each_event_is_shown_once(run: Run):
     behave(run, "searcher-000", "fail")
     command = [sys.executable, "-m", "flows.cli", "resume", run.url]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -151,7 +151,7 @@ def test_one_life_is_watched_to_its_end_and_a_silent_one_is_killed(run: Run):
 
 
 class Remote(LocalStore):
-    """A store that is not on this host, as far as anybody can tell."""
+    """A local store that looks like a store on another host."""
 
     def local_path(self, key: str) -> None:
         return None
@@ -176,7 +176,7 @@ def test_logs_of_a_remote_run_are_brought_to_it_also_those_of_adopted_roles(
     thread.start()
     at_work(run, *ROLES)
     assert not list(Path(run.url).glob("logs/*"))
-    later(lambda: (thread.join(20), finish(run)), run)  # once the second has taken over
+    later(lambda: (thread.join(20), finish(run)), run)  # once the second supervisor has taken over
     supervised(lambda: None)
     thread.join(20)
     stored = {path.name: path.read_text() for path in Path(run.url).glob("logs/*")}
