@@ -1,5 +1,5 @@
-"""A Prefect server with workers and an S3 server, started once per session. Roles are scripts (script_role.py), except
-in runs that name a policy: their roles are real."""
+"""A Prefect server with workers and an S3 server, started once for this folder. Roles are scripts (script_role.py),
+except in runs that name a policy: their roles are real."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from flows.orchestration.local_server import POOLS, Stack
 from tests.support.flows.roles import SCRIPT_ROLE
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not for the session: an idle server and its workers take a tenth of a core
 def stack(tmp_path_factory: pytest.TempPathFactory, s3: Server) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("stack")
     variables = {
