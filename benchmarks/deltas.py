@@ -83,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def weights(url: str, dtype: torch.dtype) -> tuple[dict[int, np.ndarray], dict[int, int]]:
-    """Return all weights of each version as one array of bits, and the step that each version follows, by number."""
+    """Return two mappings by version number: the weights of each kept version as one array of unsigned integers that
+    hold their bits, and the gradient step after which the version was published."""
     found: dict[int, np.ndarray] = {}
     with storage.connect(url) as con:
         published = con.execute(PUBLISHED).fetchall()
