@@ -133,8 +133,9 @@ def travel(megabytes: int, rates: Sequence[float]) -> None:
 
 
 def there_and_back(folder: Path, count: int, rate: float) -> Iterator[tuple[float, ...]]:
-    """Yield for each pair of versions: the shares changed and stored, the seconds to publish a whole version, the time
-    of a difference relative to these, and the same two numbers for a fetch."""
+    """Yield six numbers for each pair of versions: the share of weights that changed, the size of the stored difference
+    relative to a whole version, the seconds to publish a whole version, the time to publish the difference relative to
+    these seconds, and the same two numbers for a fetch."""
     store, chance = open_store(f"s3://{servers.BUCKET}/{rate:g}"), np.random.default_rng(0)
     weights, files = torch.from_numpy(chance.normal(0.0, 0.06, count).astype(np.float32)), list[Path]()
     for number in range(TRIES):
