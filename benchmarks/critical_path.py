@@ -165,7 +165,8 @@ class MadeUp(DuckReplayBuffer):
 
 
 class Asking:
-    """The thread of a trainer that asks the reader for a batch for each step, and collates the batch."""
+    """Imitates the trainer's background thread: for each step it gets a batch from the replay buffer and collates the
+    batch."""
 
     def __init__(self, run: Run, buffer: ReplayBuffer):
         self.run, self.buffer = run, buffer

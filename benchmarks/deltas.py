@@ -83,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def weights(url: str, dtype: torch.dtype) -> tuple[dict[int, np.ndarray], dict[int, int]]:
-    """Return all weights of each version as one array of bits, and the step that each version follows, by number."""
+    """Return two mappings by version number: the weights of each kept version as one array of unsigned integers that
+    hold their bits, and the gradient step after which the version was published."""
     found: dict[int, np.ndarray] = {}
     with storage.connect(url) as con:
         published = con.execute(PUBLISHED).fetchall()
@@ -132,8 +133,9 @@ def travel(megabytes: int, rates: Sequence[float]) -> None:
 
 
 def there_and_back(folder: Path, count: int, rate: float) -> Iterator[tuple[float, ...]]:
-    """Yield for each pair of versions: the shares changed and stored, the seconds to publish a whole version, the time
-    of a difference relative to these, and the same two numbers for a fetch."""
+    """Yield six numbers for each pair of versions: the share of weights that changed, the size of the stored difference
+    relative to a whole version, the seconds to publish a whole version, the time to publish the difference relative to
+    these seconds, and the same two numbers for a fetch."""
     store, chance = open_store(f"s3://{servers.BUCKET}/{rate:g}"), np.random.default_rng(0)
     weights, files = torch.from_numpy(chance.normal(0.0, 0.06, count).astype(np.float32)), list[Path]()
     for number in range(TRIES):

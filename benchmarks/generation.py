@@ -118,7 +118,8 @@ def measure(workload: Workload) -> dict[str, Any]:
 
 
 def plain(model: Any, workload: Workload, prompts: list[Prompt]) -> int:
-    """Return the number of tokens of all responses, without the padding after their ends."""
+    """Generate all responses with `model.generate`. Return the number of their tokens, without the padding after their
+    ends."""
     counted, per_batch = 0, max(1, workload.batch // workload.samples)
     for first in range(0, len(prompts), per_batch):
         piece = prompts[first : first + per_batch]

@@ -208,7 +208,8 @@ def shard(random: np.random.Generator, prompts: Sequence[int], version: int) -> 
 
 
 def torchrl(size: int) -> dict[str, Any]:
-    """Measure samples of as many rows from TorchRL's buffers, with the same light columns."""
+    """Measure, in TorchRL's buffers of `size` rows with similar columns, samples of as many rows as our batch has, and
+    the arrival of as many rows as at our syncs. If TorchRL cannot be used, return only the reason."""
     try:
         from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
         from torchrl.data import (  # pyright: ignore[reportMissingImports]
@@ -241,7 +242,8 @@ def seconds_of(work: Callable[[], Any]) -> Seconds:
 
 
 def spread(seconds: Sequence[Seconds]) -> dict[str, float]:
-    """Return times in milliseconds. `cpu` is the median CPU time, which other processes disturb less."""
+    """Return statistics of times in milliseconds: of wall-clock times, and as `cpu` the median CPU time, which other
+    processes disturb less."""
     wall = sorted(it.wall for it in seconds)
     numbers = {
         "median": statistics.median(wall),

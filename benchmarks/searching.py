@@ -184,8 +184,8 @@ class Searching:
         return time.perf_counter(), tokens, adopting
 
     def look(self) -> bool:
-        """Return True once `rounds` shards have been stored after the first. Publishes versions and notes when time
-        begins."""
+        """At each new shard, publish a version if it is due, and start the clock after the first shard. Return True
+        once `rounds` more shards have been stored."""
         if self.role.progress.shards != self.seen:
             self.seen = self.role.progress.shards
             if self.synced and self.seen % SYNC_EVERY == 0:

@@ -268,8 +268,9 @@ def grown(lives: Mapping[tuple[str, int], Sequence[Look]]) -> dict[str, Any]:
 
 
 def step_times(run: Run) -> dict[str, list[float]]:
-    """Return the median time of a step in each tenth of the run, in milliseconds: of the whole step, which depends on
-    other load of the processor, and of the part beside forward and backward pass."""
+    """Return the median duration of a step in each tenth of the run, in milliseconds. `all` is a step without the time
+    that it waited for data or for earlier syncs; other load on the CPU changes this duration. The other list has the
+    same steps without their forward and backward passes."""
     with storage.connect(run) as con:
         whole, beside = zip(*con.execute(STEPS).fetchall(), strict=True)
     size = max(1, len(whole) // 10)

@@ -25,7 +25,7 @@ def line(text: str, most: int = 160) -> Markup:
 
 
 def plain(text: str) -> str:
-    """Return a text as one line for a terminal, without control characters."""
+    """Return a text as one line for a terminal. Unprintable characters become spaces or replacement characters."""
     return "".join(it if it.isprintable() else " " if it.isspace() else "\N{REPLACEMENT CHARACTER}" for it in text)
 
 

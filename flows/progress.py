@@ -41,5 +41,5 @@ def _make(title: str) -> "Progress":
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """Return True if an error is a Ctrl-C. DuckDB turns a Ctrl-C during a query into an error of its own."""
+    """Return True if an error comes from a Ctrl-C. DuckDB turns a Ctrl-C during a query into an error of its own."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)

@@ -141,7 +141,8 @@ def end(process: ForkServerProcess) -> None:
 
 
 def fails_without_reader(trainer: ForkServerProcess) -> bool:
-    """Kill the reader of a trainer. Return True if the trainer then fails by itself, and False if it has finished."""
+    """Kill the reader of a trainer. Return True if the trainer then fails by itself, and False if the trainer ends
+    before it has a reader or does not fail in time."""
     pids = list[int]()
     while trainer.is_alive() and not (pids := readers_of(trainer)):
         trainer.join(0.02)

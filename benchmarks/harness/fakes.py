@@ -105,8 +105,8 @@ class Versions:
 
 
 class Generator:
-    """A generator that is right for odd seeds, once it has adopted a version. The responses to one call of `submit`
-    come together, at the second step after it."""
+    """A generator whose responses are right for odd seeds and wrong for even ones, once it has adopted a version. The
+    responses to one call of `submit` come together, from the second call of `step` after it."""
 
     max_response_tokens = 512
 

@@ -129,7 +129,7 @@ def take(replay: Replay, root: str) -> Row:
 
 
 def finished(root: str, name: str) -> bool:
-    """Return True if the run exists. Resume it first, so that an interrupted run is finished."""
+    """If the run exists, resume it until it has finished and return True. Otherwise return False."""
     url = run_url(root, name)
     if not (Path(url) / "run.json").exists():
         return False
@@ -177,7 +177,7 @@ def by_value(rows: Sequence[Row], factor: str, place: Callable[[float], float]) 
 
 
 def as_it_was(factor: str) -> float:
-    """Return the preset's value of the setting of a factor: the first setting that the factor changes."""
+    """Return the preset's value of the first setting that a factor changes."""
     section, name = next(iter(next(iter(FACTORS[factor].values())))).split(".")
     return float(getattr(getattr(preset("quickstart"), section), name))
 

@@ -177,7 +177,7 @@ def quartered(seed: int) -> Tensor:
 
 
 def everything(logits: Tensor, ref_NL: Tensor, data: Data, chosen_PK: Tensor) -> Groups:
-    """Return the whole data set, in groups of these sequences."""
+    """Return the whole data set for a policy with these logits. `chosen_PK` has the sequences of each group."""
     behaviour_NL = ref_NL if data == "reference" else torch.full_like(ref_NL, 1 / toy.V).log()
     reward_PK = toy.ALL_DIFFER_N[chosen_PK]
     value_NL = toy.exact_values(behaviour_NL, toy.ALL_DIFFER_N)[toy.PREFIX_ROWS_NL]

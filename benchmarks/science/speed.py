@@ -201,7 +201,8 @@ Curve = Sequence[tuple[int, float, float]]  # steps, seconds, sampled accuracy
 
 
 def reached(curve: Curve, goal: float) -> tuple[float, float]:
-    """Return the seconds and steps to the goal, on a straight line between scored points."""
+    """Return the seconds and steps to the goal, interpolated linearly between scored points; infinite if the goal is
+    not reached."""
     for (step, seconds, score), (later, until, better) in pairwise(curve):
         if better >= goal:
             share = (goal - score) / (better - score)

@@ -195,8 +195,8 @@ def next_run(rows: Sequence[Row], names: Sequence[str], lags: Sequence[int], see
 
 
 def lags_of(name: str) -> Sequence[int]:
-    """Return the lags of an arm. Variants run at the greatest lag. Trajectory balance also runs on-policy, to
-    compare."""
+    """Return the lags at which an arm runs. Most variants run only at the greatest lag. Trajectory balance, with and
+    without momentum, also runs on-policy for comparison."""
     if name.startswith("TB, no momentum"):
         return (0, 64)
     return LAGS[-1:] if name in VARIANTS else (0, *LAGS) if name == "TB" else LAGS

@@ -1,8 +1,8 @@
-"""`tba audit`: take a past step again from what is stored, and compare the result with the ledger.
+"""`tba audit`: repeat a past step from what is stored, and compare the result with the ledger.
 
-The audit starts from the nearest checkpoint before the step and takes the steps in between again. It also takes the
-steps after the audited one again, up to the sync that closes it: the ledger of that sync holds a checksum of the
-resulting weights.
+The audit starts from the newest intact checkpoint before the step, or from the policy before training, and repeats the
+steps in between. It also repeats the steps after the audited one, up to the sync that closes the audited step: the
+ledger of that sync holds a checksum of the resulting weights.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class Audit:
     began_after: int  # the step whose stored state the audit started from
     device: str
     tolerance: float
-    compared: list[Compared] = field(default_factory=list)  # values of the step as a whole
+    compared: list[Compared] = field(default_factory=list)  # the values of the whole step, equal or not
     rows: list[Compared] = field(default_factory=list)  # values of the rows of the batch that differ
     batch: int = 0
 
@@ -100,7 +100,8 @@ def show(run: Run, step: int, *, tolerance: float | None, as_json: bool) -> int:
 
 
 def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
-    """Take a step again and compare it with the ledger. Raise ConfigError if the step is not one of this run's own."""
+    """Repeat a step and compare it with the ledger. Raise ConfigError if the step is not one of this run's own, or if
+    its ledger is not stored yet."""
     config = parse(run.config)
     attempt = _attempt_of(run, config, step)
     sync = config.sync_of_step(step)

@@ -48,7 +48,7 @@ def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | N
 def compact_all(
     root: str, *, drop_payloads: bool, tell: Callable[[str], None], warn: Callable[[str], None]
 ) -> list[str]:
-    """Compact every run under a root. With `drop_payloads`, drop the payloads of finished runs only. Return the URLs of
+    """Compact each run under a root. With `drop_payloads`, drop the payloads of finished runs only. Return the URLs of
     the runs that could not be compacted; `warn` has been called with the reason for each."""
     failed: list[str] = []
     for url in run_urls(root):

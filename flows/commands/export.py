@@ -1,4 +1,4 @@
-"""`tba export`: export a version as a Hugging Face folder, or rows as a dataset."""
+"""`tba export`: export a version as a Hugging Face folder, or the rows of an SQL query as a Parquet dataset."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`tba export --query`: export rows of a run as a dataset: a Parquet file, and a card that says where it is from."""
+"""`tba export --query`: export rows of a run as a dataset: a Parquet file, and a card that names run and query."""
 
 import re
 from pathlib import Path
@@ -50,7 +50,7 @@ those are as their files had them. Terms of use follow from those of the prompts
 
 def export(run: Run, query: str, folder: str) -> Path:
     """Export the rows of a query into a folder and return its path. The folder appears only once it is complete. Raise
-    ConfigError, with a message of one line, if the query has no rows."""
+    ConfigError if the query is wrong or has no rows."""
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
     warn(run, con)

@@ -34,8 +34,9 @@ def export(run: Run, number: int, attempt: int | None, folder: str, *, adapter: 
 
 @contextmanager
 def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
-    """Yield the path of the final folder, and an unfinished folder to fill, which becomes the final one once everything
-    has been written. Raise ConfigError if something is at the path already or no folder can be made there."""
+    """Yield the path of the final folder, and an unfinished folder to fill. At the end of the `with` block, the
+    unfinished folder becomes the final one. Raise ConfigError if something is at the path already or no folder can be
+    made there."""
     if "://" in folder:
         raise ConfigError(f"DIR: must be a folder on this machine, got {folder}")
     target = Path(folder).absolute()
@@ -63,8 +64,8 @@ def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _find(run: Run, number: int, attempt: int | None) -> Version:
-    """Return the kept version with this number, of the given attempt. Without an attempt, only versions that the run
-    goes on from count. Raise ConfigError if there is none."""
+    """Return the kept version with this number and attempt. Without an attempt, only versions of the run's chain of
+    attempts count. Raise ConfigError if there is no such version."""
     spans = chain(run)
     kept = [it for it in Versions(run).complete() if attempt is not None or stands(spans, it)]
     fitting = [it for it in kept if it.number == number and attempt in (None, it.attempt)]

@@ -1,5 +1,5 @@
-"""`tba fork`: create a run that goes on from a past step of another run, its parent, and shares what the parent had
-stored by then."""
+"""`tba fork`: create a run that goes on from a past step of another run, its parent. The fork shares what the parent
+had stored by that step."""
 
 import argparse
 import logging
@@ -127,8 +127,8 @@ def _taken(parent: Run, name: str) -> ConfigError:
 
 
 def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
-    """Return the point at which the fork leaves its parent. This point must be a sync, since only at a sync everything
-    is stored."""
+    """Return the point at which the fork leaves its parent. Raise ConfigError unless a sync follows this step and its
+    ledger is stored, because only then everything that a fork needs is stored."""
     _check_parent(parent, step)
     synced = read_chain(parent)
     steps = {record.step: record.sync for record in synced}
@@ -251,7 +251,7 @@ def _check_steps(parent: Run, origin: Parent, config: Config) -> None:
 
 
 def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
-    """Raise ConfigError if tokens that the fork may draw have been given up."""
+    """Raise ConfigError if a retention record has given up tokens that the fork may draw."""
     if gone := in_the_way(parent, origin.sync, origin.newest_record):
         raise ConfigError(
             f"--step: {gone} gave up tokens that a fork of {parent.name} from step {origin.step} may draw; a fork can "
@@ -307,7 +307,8 @@ def _take_again(parent: Run, origin: Parent) -> "Past":
 
 
 def default_name(parent: Run, step: int) -> str:
-    """Return the parent's name with the step, and with a number if that name is taken."""
+    """Return the first free name for a fork: the name of the parent and the step, with a number from 2 on if others are
+    taken."""
     base = f"{parent.name}-{step}"
     names = (base if n == 1 else f"{base}-{n}" for n in count(1))
     return next(name for name in names if not open_store(layout.run_url(parent.root, name)).exists(layout.RUN))

@@ -1,4 +1,4 @@
-"""`tba give-up`: let a run go on without admitted shards that are lost. A record says which shards, and why."""
+"""`tba give-up`: let a run go on without admitted shards that are lost. A retention record names them, and why."""
 
 import argparse
 import json
@@ -40,13 +40,13 @@ def command(options: argparse.Namespace) -> int:
 @dataclass(frozen=True)
 class Outcome:
     run: str
-    retention: int | None  # the record that gives up the shards; None if nothing is lost
+    retention: int | None  # number of the retention record that gives up the shards; None if nothing is lost
     shards: dict[str, str]  # what is wrong with each shard, by key
 
 
 def give_up(run: Run, keys: Sequence[str], *, why: str) -> Outcome:
-    """Give up these shards, or all lost shards if no key is given. Raise ConfigError before anything is written if one
-    of the shards is not lost or damaged, or if a supervisor looks after the run."""
+    """Store a retention record that gives up these shards, or all lost shards if no key is given. Raise ConfigError
+    before anything is written if one of the shards is not lost or damaged, or if a supervisor looks after the run."""
     refuse_supervised(run, parse(run.config))
     with bar("comparing what is stored with its records") as tell:
         lost = find_lost(run, whole=True, progress=tell)

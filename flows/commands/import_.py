@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
 from flows.commands.import_rows import FIELDS, File, Importer
@@ -30,9 +29,6 @@ from tba.errors import ConfigError, DataError, Superseded
 from tba.interfaces import TakesTurns, Task
 from tba.tasks.registry import get_task
 from tba.types import Trajectory, Version
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -182,8 +178,8 @@ def _counted_from(run: Run, config: Config, number: int | None) -> Version:
 
 
 def _new(run: Run, files: Iterable[File]) -> list[File]:
-    """Return the files that have not been imported yet, each only once. Raise DataError if a different file was
-    imported under the same searcher number."""
+    """Return the files that have not been imported yet. Files with the same rows count as one file. Raise DataError if
+    a different file was imported under the same searcher number."""
     compactions = Compactions(run)
     compactions.look()
     taken_in = compactions.shards()
@@ -238,7 +234,7 @@ def _tell_of_groups(config: Config, files: Sequence[File]) -> list[str]:
 # --- rows in, trajectories out ----------------------------------------------------------------------------------------
 
 
-def _open(run: Run, config: Config, task: Task) -> "Importer":
+def _open(run: Run, config: Config, task: Task) -> Importer:
     use_threads(config.model.threads)
     from transformers.utils import logging
 

@@ -61,8 +61,8 @@ def _refuse(run: Run, config: Config, summary: Summary, searchers: int) -> None:
 
 
 def await_state(run: Run, config: Config) -> None:
-    """Wait for a moment if the wanted state is damaged, since a living supervisor restores it. If the state stays
-    damaged, raise Damaged, which says what to do."""
+    """If the wanted state is damaged, wait for a living supervisor to restore it, for up to three renewal periods of a
+    lease. If the state stays damaged, raise Damaged, which says what to do."""
     for _ in looks(3 * config.limits.lease_every):
         with suppress(Damaged):
             return check_state(run)

@@ -54,7 +54,8 @@ def answer(
     json: bool = False,
     parquet: str | None = None,
 ) -> int:
-    """Answer a query in the requested form. Without a query, open a prompt if standard input is a terminal."""
+    """Print the answer to a query in the requested form, or write it to a Parquet file. Without `query` and `file`,
+    open a prompt if standard input is a terminal, else read the query from standard input."""
     target = Path(parquet) if parquet else None
     if target and target.exists():
         raise ConfigError(f"--parquet: {parquet} exists already")

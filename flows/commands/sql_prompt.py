@@ -42,8 +42,8 @@ union select keyword_name from duckdb_keywords()
 
 def prompt(run: Run) -> int:
     """Read and answer queries until the person leaves. All queries see the run as it was when the prompt began or was
-    last refreshed, so their answers fit each other. What one query creates, such as a temporary table, is there for the
-    next."""
+    last refreshed, so their answers fit each other. What one query creates, such as a temporary table, can be used by
+    later queries."""
     with closing(QueryProcess(run.url)) as queries:
         asking = _Asking(run, queries)
         print(_GREETING.format(url=run.url))

@@ -38,9 +38,9 @@ def command(options: argparse.Namespace) -> int:
 
 
 def stop(run: Run, why: str, *, wait: bool = True, tell: Callable[[str], None] = lambda text: None) -> str:
-    """Ask every role to stop in an orderly way, and wait until all have stopped. Return a message about the result.
-    Before the wait, call `tell` with how long it may take. Raise DeadlinePassed, with the names of the roles still at
-    work, if they do not stop in time."""
+    """Ask every role to stop in an orderly way, and return a message about the result. With `wait`, first call `tell`
+    with how long the stop may take, and wait until all roles have stopped. Raise DeadlinePassed, with the names of the
+    roles still at work, if they do not stop in time."""
     config = parse_known(run.config)
     await_state(run, config)
     summary, roles = summarise(run), read_roles(run)
@@ -58,7 +58,8 @@ def stop(run: Run, why: str, *, wait: bool = True, tell: Callable[[str], None] =
 
 
 def _await_ends(run: Run, config: Config, watch: LeaseWatch) -> str:
-    """Wait until no role is at work. Wait as long as the supervisor waits for each role, and a little longer."""
+    """Wait until no role is at work, and return a message that says so. Raise DeadlinePassed if a role is still at work
+    a while after the time that the supervisor gives to each role."""
     limits, stopping = config.limits, Stopping(config.limits)
     late: float | None = None  # seconds after which the time of every role was over
     for waited in looks(math.inf):

@@ -72,7 +72,7 @@ def command(options: argparse.Namespace) -> int:
 
 @dataclass
 class View:
-    """The data that one picture of a run is made from."""
+    """The data of one picture of a run. A picture is what `tba watch` shows at one time."""
 
     run: Run
     config: Config
@@ -175,7 +175,7 @@ def picture(view: View) -> RenderableType:
 
 
 def line(view: View) -> str:
-    """Return the picture in one line, without values that change even if nothing happens."""
+    """Return the state of the run in one line, without values that change even if nothing happens."""
     summary, reward, age = view.summary, view.row(LAST_STEP).get("reward_mean"), view.values(NEWEST_AGES)[0]
     parts = [
         summary.state,
@@ -270,8 +270,8 @@ def _searchers(leases: Sequence[Lease]) -> list[tuple[str, str]]:
 
 
 def _spent(lease: Lease) -> tuple[float | None, float | None]:
-    """Return the share of its time that a searcher generates, and its tokens per second, over its whole life, as its
-    lease reports them. Both are None before it has reported any time."""
+    """Return two numbers about the whole life of a searcher, as its lease reports them: the share of the time in which
+    it generates, and its tokens per second. Both are None before the lease reports any time."""
     progress = lease.progress
     total = sum(seconds for name, seconds in progress.items() if name.startswith("seconds_"))
     if not total:

@@ -1,6 +1,6 @@
 """Show a run in Prefect: a task run for each life of a role, and artifacts with versions, progress and the report.
 
-A run does not depend on any of this. If Prefect's server refuses something, that is logged and left out.
+A run does not depend on any of this. If Prefect's server refuses a report, the refusal is logged and the run goes on.
 """
 
 import logging
@@ -38,7 +38,7 @@ PROGRESS_EVERY = 15.0  # seconds between two updates of the progress artifact
 
 
 class Ending:
-    """Will say how one life of a role ended."""
+    """Says how one life of a role ended, once `happened` is set."""
 
     def __init__(self) -> None:
         self.happened = threading.Event()
@@ -52,8 +52,8 @@ class Ending:
 
 @task(name="role", task_run_name="{role}, life {life}", cache_policy=NO_CACHE, persist_result=False)
 def role_life(role: str, life: int, ending: Ending) -> str:
-    """Show in Prefect from when to when one life of a role lasted. This task only waits: the supervisor runs the
-    role."""
+    """Show in Prefect from when to when one life of a role lasted. This task only waits until `ending` has happened:
+    the supervisor runs the role."""
     while not ending.happened.wait(0.5):
         pass
     if ending.is_failure:
@@ -62,8 +62,8 @@ def role_life(role: str, life: int, ending: Ending) -> str:
 
 
 class Reports:
-    """Reports to Prefect what happens in a run. This context surrounds the supervisor's, so it also learns how the
-    supervisor ended."""
+    """Reports to Prefect what happens in a run. This context surrounds the context of the supervisor, so it also
+    reports how the supervisor ended."""
 
     def __init__(self, run: Run, config: Config):
         self.run, self.steps = run, config.training.steps
@@ -80,8 +80,8 @@ class Reports:
         self.seen = seen
 
     def hear(self, event: Event | None) -> None:
-        """Report an event, and update the artifacts when it is time. Called in the flow's own thread, the only one that
-        talks to Prefect's server."""
+        """Report an event if there is one, and update the artifacts when it is time. Called in the flow's own thread,
+        the only one that talks to Prefect's server."""
         if event:
             self.log(event)
             if event.kind in ("role-started", "role-adopted"):
@@ -140,7 +140,7 @@ class Reports:
         )
 
     def emit(self, event: Event) -> None:
-        """Emit an event of Prefect, to which automations can react."""
+        """Emit the event in Prefect, where automations can react to it."""
         resource = {"prefect.resource.id": f"tba.run.{self.run.name}", "prefect.resource.name": self.run.url}
         told = {**event.data, "severity": event.severity, "message": event.message}
         emit_event(f"tba.{event.kind}", resource, payload=told)

@@ -29,9 +29,9 @@ def automations(tell: Block | None = None, *, silent_after: timedelta = SILENT_A
 
 
 def silence(after: timedelta) -> AutomationCore:
-    """Return an automation that marks a flow run as crashed when its heartbeats stop, because its process was killed or
-    its machine is gone. Otherwise the flow run would stay Running for ever. The role that it watched is adopted if the
-    role is still alive."""
+    """Return an automation that marks a flow run as crashed after `after` without a heartbeat, because its process or
+    machine is gone. Otherwise the flow run would stay Running for ever. The role's process may still live: the
+    supervisor then adopts it."""
     return AutomationCore(
         name="tba: a flow run without a sign has crashed",
         trigger=EventTrigger(

@@ -1,8 +1,8 @@
 """Roles on other machines: each life of a role is a run of a deployment such as `searcher/gsm8k`.
 
 The machine of the worker starts the role's process and watches it (flows/orchestration/role_flows.py). The supervisor
-decides when a role is started, and judges by leases whether it hangs. From Prefect it learns only that a flow run has
-ended. While Prefect's server cannot be reached, roles keep working.
+decides when a role is started, and judges by leases whether it hangs. From Prefect the supervisor learns only whether
+a flow run has started, and how it has ended. While Prefect's server cannot be reached, roles keep working.
 """
 
 import contextvars
@@ -55,8 +55,9 @@ class DeploymentLauncher:
         self.inquiry = Inquiry()
 
     def start(self, role: Role, number: int) -> "DeployedLife":
-        """Create a flow run for a life. A second request for the same life, as after a crash of the supervisor, returns
-        the flow run of the first."""
+        """Create a flow run for a life of the role, and return the life. If a flow run for this life exists already, as
+        after a crash of the supervisor, return the life with this flow run. If that flow run has ended, use the next
+        number."""
         deployment = f"{FLOWS[role.kind]}/{self.task}"
         flow_run = self.ask(deployment, role, number)
         if flow_run.state and flow_run.state.is_final():  # a flow run of an earlier supervisor

@@ -105,8 +105,8 @@ def look_after(run: Run, config: Config, launcher: str) -> None:
 
 def stand_by(run: Run) -> str | State[Any] | None:
     """Wait while another supervisor is alive. This happens when Prefect's server or a cluster wrongly took a supervisor
-    for dead and started its flow run a second time. Return the result of the flow if the run has ended meanwhile, or
-    None if the run now needs a supervisor."""
+    for dead and started its flow run a second time. If the run has ended during the wait, return the result of the
+    flow, or raise RunFailed if the run has failed. Return None if the run now needs a supervisor."""
     get_run_logger().info(f"{run.url} still has a supervisor from an earlier try, which is alive: this one stands by")
     config = parse_known(run.config)
     while create.living_supervisor(run, config):  # each call waits for up to three renewal periods of the lease
@@ -162,8 +162,8 @@ def goes() -> int:
 
 
 def is_another_go(name: str | None, root: str) -> bool:
-    """Return True if Prefect has started this flow run before, and the TBA run `name` was created by this flow run. A
-    TBA run of this name that something else created does not count."""
+    """Return True if Prefect has started this flow run before and this flow run has created the TBA run `name`. A TBA
+    run of this name that something else created does not count."""
     if name is None or goes() < 2:
         return False
     url = url_of(name, root)

@@ -188,7 +188,8 @@ class Stack:
                 _end(self.processes.pop(name))
 
     def cancel_runs(self) -> None:
-        """Cancel all flow runs that have not ended, and wait for them, so that roles are stopped in order."""
+        """Cancel the flow runs that have not ended, so that their roles are stopped in order. Wait for them at most
+        CANCEL_DEADLINE seconds."""
         if not self.processes or not self.api.is_healthy():
             return
         for flow_run in self.api.flow_runs("SCHEDULED", "PENDING", "PAUSED"):

@@ -28,7 +28,7 @@ class PrefectApi:
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Send one request and return the answer. A server whose database is locked answers 503 and has done nothing,
-        so the request is sent again until BUSY_DEADLINE."""
+        so the request is sent again for up to BUSY_DEADLINE seconds."""
         data = None if body is None else json.dumps(body).encode()
         key = base64.b64encode(self.password.encode()).decode()
         headers = {"Content-Type": "application/json", "Authorization": f"Basic {key}"}
@@ -61,7 +61,8 @@ class PrefectApi:
         return any(worker["status"] == "ONLINE" for worker in workers)
 
     def flow_runs(self, *states: str) -> list[dict[str, Any]]:
-        """Return the flow runs in any of these states, or all of them if no state is named."""
+        """Return the flow runs in any of these states, or in any state if none is named, newest first. The server
+        limits their number."""
         wanted = {"state": {"type": {"any_": list(states)}}} if states else {}
         return self.call("POST", "/flow_runs/filter", {"flow_runs": wanted, "sort": "START_TIME_DESC"})
 

@@ -31,19 +31,21 @@ def searcher(run: str, index: int = 0, life: int = 1) -> State[Any]:
 
 @flow(name="trainer", persist_result=False)
 def trainer(run: str, life: int = 1) -> State[Any]:
-    """Take the run's gradient steps and publish versions. Continue from the newest checkpoint if there is one."""
+    """Take gradient steps and publish versions. Continue from the newest intact checkpoint, if there is one."""
     return live("trainer", run, 0, life)
 
 
 @flow(name="evaluate", persist_result=False)
 def evaluate(run: str, life: int = 1) -> State[Any]:
-    """Score every `evaluation.every`-th published version, and always the first and the last."""
+    """Score published versions: the first, the last, and about every `evaluation.every`-th between them. Versions that
+    the evaluator is too slow for are not scored."""
     return live("evaluator", run, 0, life)
 
 
 def live(kind: Kind, url: str, index: int, life: int) -> State[Any]:
     """Start one life of a role, watch it, and return the final state of its flow run. If Prefect or a cluster starts
-    the flow run a second time, do nothing: the first start is still alive, or the supervisor starts another life."""
+    the flow run a second time, return Superseded without a start: the first life is still alive, or the supervisor
+    starts another life."""
     run, role, logger = Run.open(url), Role(kind, index), get_run_logger()
     if goes() > 1:
         return final_state(role, SUPERSEDED, "")

@@ -35,12 +35,12 @@ def sql(query: str) -> str:
 
 
 def refresh(to: str) -> str:
-    """Return the address that reads the run again and leads back to a page."""
+    """Return the address that makes the server read the run again and then leads back to the page `to`."""
     return with_query("/refresh", {"to": to})
 
 
 def with_query(path: str, values: Mapping[str, str]) -> str:
-    """Return a path with those values that are not empty."""
+    """Return a path with a query string of those values that are not empty."""
     query = urlencode({name: value for name, value in values.items() if value}, errors="replace")
     return f"{path}?{query}" if query else path
 

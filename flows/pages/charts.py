@@ -1,4 +1,4 @@
-"""Line charts as SVG. Every chart of every page is drawn here, and needs no library, no network and no script.
+"""Line charts as SVG. This module draws the charts of all pages. A browser shows them without scripts or network.
 
 Points of lines have the values of the data as their coordinates, divided by a unit if values are tiny or huge. The
 view box of the plot says which values are shown, and the script of a report (report/charts.js) zooms by giving the plot
@@ -16,10 +16,12 @@ from markupsafe import Markup
 from flows.pages.rendering import render
 from flows.pages.values import number
 
-_POINTS = 240  # of a line; of a longer line, means of neighbours are drawn, with a band from lowest to highest
+_POINTS = 240  # of a line; a longer line shows means of neighbouring points, with a band from lowest to highest
 _ZOOMED_POINTS = 1000  # of a line in a zoomed chart
 _X_NAME_WIDTH = 40  # at the right end of the x axis, where no number stands
-_UNITS = ((120, 1, "seconds"), (7200, 60, "minutes"), (math.inf, 3600, "hours"))  # up to so many seconds
+_UNITS = ((120, 1, "seconds"), (7200, 60, "minutes"), (math.inf, 3600, "hours"))
+"""The units of the time axis: the length of a run below which it is used, the length of the unit (both in seconds), and
+its name."""
 
 _COLOURS = ("#2563a8", "#bd5415", "#2c7d54", "#79489c", "#9a7500", "#1d7f8c", "#b03a6f", "#6b6f76")
 _FILE_STYLE = Markup(
@@ -143,8 +145,8 @@ class Chart:
         return render("charts/figure.html", chart=self, drawings=drawings, label=label)
 
     def picture(self) -> str:
-        """Return the chart as an SVG file of its own, with the names of its lines above it; empty text if no series
-        has a point."""
+        """Return the text of an SVG file with the chart, and with the names of its lines above it; empty text if no
+        series has a point."""
         lines = self._lines()
         if not lines:
             return ""
@@ -239,7 +241,7 @@ def _coordinates(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _ticks(low: float, high: float, wanted: int) -> list[float]:
-    """Return round numbers from just below `low` to just above `high`, about as many as wanted."""
+    """Return about `wanted` round numbers, evenly spaced, which begin at or below `low` and end at or above `high`."""
     rough = (high - low) / wanted
     size = 10.0 ** math.floor(math.log10(rough))
     step = next((size * factor for factor in (1, 2, 2.5, 5) if size * factor >= rough), size * 10)
@@ -256,9 +258,9 @@ def _coordinate_unit(height: float) -> float:
 
 
 def _widened(values: Sequence[float], least_share: float, least: float = 0.0) -> tuple[float, float]:
-    """Return the lowest and the highest value, further apart if the range is too small to be drawn: at most `least`, or
-    at most the share `least_share` of the largest absolute value. Browsers compute coordinates with only seven
-    digits."""
+    """Return the lowest and the highest value. If their range is too small to be drawn, return a wider range that
+    contains them. A range is too small if it is at most `least`, or at most the share `least_share` of the largest
+    absolute value. Browsers compute coordinates with only seven digits."""
     low, high = min(values), max(values)
     if high - low > max(least, least_share * max(abs(low), abs(high))):
         return low, high

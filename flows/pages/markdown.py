@@ -37,7 +37,8 @@ class Published(NamedTuple):
 
 
 class Publications:
-    """All versions of a run, oldest first. Manifests never change, so each is read once."""
+    """The versions of a run that are kept or were scored, oldest first. Each manifest is read once, as it never
+    changes."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -106,7 +107,7 @@ def last_scores(run: Run) -> str:
 
 
 def where_next(run: Run) -> str:
-    """Return commands that work as they stand, even if the programs of the environment are not on the path."""
+    """Return commands that show more of the run, one per line. They work even if `tba` is not on the path."""
     tba = "tba" if shutil.which("tba") else str(Path(sys.executable).with_name("tba"))
     rewards = "select version_start, avg(reward) from trajectories group by 1 order by 1"
     replays = run.parent is not None and run.parent.replays is not None

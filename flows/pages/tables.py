@@ -28,7 +28,7 @@ class Table:
     rows: list[Row]
 
     def column(self, name: str) -> list[Any]:
-        """Return the values of a column; nulls if the run has no column of that name."""
+        """Return the values of a column, or None for each row if the answer has no column of that name."""
         if name not in self.columns:
             return [None] * len(self.rows)
         place = self.columns.index(name)

@@ -22,7 +22,8 @@ from tba.runtime.waiting import looks
 
 
 def start(config: Config, root: str | None, name: str | None, *, created_by: str = "") -> Run:
-    """Create a run and its folder. Without a name, its name is made of the task and the time."""
+    """Store a new run, which a supervisor can then start. Without a name, its name is made of the task and the time.
+    Raise ConfigError if a run of this name exists."""
     root = root or default_root()
     name = name or f"{short_name(config.task.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     sampler = read_sampler(config)
@@ -53,8 +54,9 @@ def _taken(root: str, name: str) -> ConfigError:
 
 
 def resume(url: str) -> tuple[Run, Config]:
-    """Set the wanted state of an interrupted run to running. Raise LookedAfter if a supervisor already runs it. Raise
-    Damaged, before anything is written, if objects that the run's records list are lost or damaged."""
+    """Set the wanted state of an interrupted run to running, and return the run with its settings. Raise LookedAfter if
+    a supervisor already looks after the run. Raise Damaged, before anything is written, if admitted shards or the
+    prompts are lost or damaged."""
     run = Run.open(url)
     config = parse(run.config)
     refuse_supervised(run, config)

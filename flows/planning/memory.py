@@ -15,9 +15,9 @@ KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it compu
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}
-"""The numbers that a layer keeps per token for the backward pass: so many times the hidden size, and so many times the
-intermediate size. `whole`: the layer computes in the type of its weights. `lowered`: its weights are float32 and it
-computes in bfloat16. The values were counted on Llama and Qwen2."""
+"""How many numbers a layer keeps per token for the backward pass, as a multiple of the hidden size and a multiple of
+the intermediate size; the sum counts. `whole`: the layer computes in the type of its weights. `lowered`: its weights
+are float32 and it computes in bfloat16. The values were counted on Llama and Qwen2."""
 _CHECKPOINTED = 2  # multiples of the hidden size that a layer keeps per token if it computes the rest again
 
 
@@ -35,13 +35,13 @@ class Model:
 
 def describe(config: Config) -> str:
     """Describe the memory that each rank of the trainer needs."""
-    ranks, parts, beside = config.training.ranks, held(config), on_host(config)
+    ranks, parts, hosted = config.training.ranks, held(config), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
     on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""
     formula = f"{' + '.join(f'{name} {size:.3g}' for name, size in parts.items())} = {each:.4g} bytes a parameter"
     model = find_model(config)
     if model is None:
-        there = f"; in main memory AdamW {beside} bytes a parameter" if beside else ""
+        there = f"; in main memory AdamW {hosted} bytes a parameter" if hosted else ""
         return f"{formula}: {_amount(each * 1e9 / ranks)} for each billion of them{on}, and activations{there}"
     tokens, which = most_tokens(config)
     return "; ".join(
@@ -52,17 +52,17 @@ def describe(config: Config) -> str:
             f"{_amount(activations(config, model, tokens))} for {which}",
             f"logits at most {_amount(KEPT_LOGITS)}",
         ]
-    ) + (f"; in main memory AdamW {beside} bytes a parameter: {_amount(beside * model.parameters)}" if beside else "")
+    ) + (f"; in main memory AdamW {hosted} bytes a parameter: {_amount(hosted * model.parameters)}" if hosted else "")
 
 
 def whole_at_once(config: Config, model: Model) -> int:
     """Return the bytes that each of several ranks gathers while it computes: the whole weights and gradients of one
-    block and of the parameters outside blocks, and the weights of the next block, which are on their way."""
+    block and of the parameters outside blocks, and the weights of the next block, which is gathered in advance."""
     return (2 * model.outside + 3 * model.block) * (2 if lowers(config) else _BYTES[config.model.dtype])
 
 
 def activations(config: Config, model: Model, tokens: int) -> int:
-    """Return the bytes of activations of so many tokens that are kept for the backward pass."""
+    """Return the bytes of activations that are kept for the backward pass of this many tokens."""
     size, (hidden, intermediate) = _BYTES[config.model.dtype], _KEPT["lowered" if lowers(config) else "whole"]
     layer = int(size * (hidden * model.hidden + intermediate * model.intermediate))
     if config.training.checkpoint_activations:
@@ -73,7 +73,7 @@ def activations(config: Config, model: Model, tokens: int) -> int:
 def held(config: Config) -> dict[str, float]:
     """Return, by purpose, the bytes that the trainer holds per parameter of the policy."""
     size, objective = _BYTES[config.model.dtype], config.objective
-    if config.model.lora_rank:  # the adapters are small beside the base, and are not counted
+    if config.model.lora_rank:  # the adapters are much smaller than the base, and are not counted
         parts: dict[str, float] = {"weights": size}
     else:
         moments = moments_of(config) if not on_host(config) else 0
@@ -119,8 +119,8 @@ def most_tokens(config: Config) -> tuple[int, str]:
 
 
 def lowers(config: Config) -> bool:
-    """Return True if matrices are multiplied in bfloat16 although the weights are in float32. `auto` means this on
-    GPUs."""
+    """Return True if matrices are multiplied in bfloat16 although the weights are in float32. With
+    `training.compute_dtype=auto` this is so unless `model.device` is `cpu`."""
     chosen, device = config.training.compute_dtype, config.model.device
     return config.model.dtype == "float32" and (chosen == "bfloat16" or (chosen == "auto" and device != "cpu"))
 

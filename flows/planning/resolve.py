@@ -34,8 +34,9 @@ FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "see
 def resolve(
     task: str, overrides: Mapping[str, Any] | None = None, *, runs_here: bool = True, **flat: int | None
 ) -> Config:
-    """Return the settings of a task with the changes applied. Raise ConfigError, which names the setting at fault. If
-    the roles run here, also check that the folders and GPUs that the settings need are on this machine."""
+    """Return the settings of a task with the changes applied. Raise ConfigError, which names the setting at fault, if a
+    setting cannot work. If the roles run here, also check that the folders, files and GPUs that the settings need are
+    on this machine."""
     changes = dict(overrides or {})
     for name, value in flat.items():
         if value is not None:
@@ -90,8 +91,8 @@ def short_name(task: str) -> str:
 
 
 def lasting(root: str) -> str:
-    """Return the root. Raise ConfigError if it is a relative path and the working directory is the temporary folder in
-    which a Prefect worker starts a run: the worker deletes this folder when the run has ended."""
+    """Return `root` unchanged. Raise ConfigError if `root` is a relative path and the working directory is the
+    temporary folder of a Prefect worker: the worker deletes this folder when the run has ended."""
     if "://" not in root and not Path(root).is_absolute() and is_temporary(Path.cwd()):
         raise ConfigError(
             f"root: {root!r} would be inside the temporary folder {os.getcwd()}, which is deleted after the run: give "
@@ -114,7 +115,8 @@ def read_sampler(config: Config) -> str:
 
 
 def ask_earlier_run(config: Config) -> Known | None:
-    """Return what the run in `search.prompts_from` knows of its prompts, or None if the setting is empty."""
+    """Return the prompts of the run in `search.prompts_from`, and which of them `search.prompts_where` chooses. Return
+    None if `search.prompts_from` is empty."""
     search = config.search
     if not search.prompts_from:
         return None

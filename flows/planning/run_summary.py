@@ -74,7 +74,7 @@ def _summary_at(url: str) -> _Listed | None:
 
 
 def summarise(run: Run, damage: DamageLog | None = None) -> Summary:
-    """Return the summary of a run. Damaged records are left out and noted in `damage`. A run that cannot be read at all
+    """Return the summary of a run. Damaged objects are left out and noted in `damage`. A run that cannot be read at all
     has the state `unreadable`."""
     damage = DamageLog() if damage is None else damage
     run = run.for_reading(damage.looking_at)
@@ -85,7 +85,7 @@ def summarise(run: Run, damage: DamageLog | None = None) -> Summary:
         spans = chain_as_readable(run, ledger, damage)
         leases = living(read_leases(run, damage.looking_at), config.limits.silent_after)
         closed = max((name.number for name in ledger if accepts(spans, name)), default=0)
-        sync = max(closed, config.start.sync)  # a fork whose start is gone has no chain
+        sync = max(closed, config.start.sync)  # a fork whose start is gone has no chain of attempts
         scores = [it for it in Evaluations(run).scores(damage.looking_at) if stands(spans, it.version)]
         wanted: State | None = None
         with damage.looking_at(layout.STATE):
@@ -152,7 +152,7 @@ def living(leases: list[Lease], silent_after: float) -> list[Lease]:
 
 
 def newest_sync(run: Run, spans: list[Span]) -> int:
-    """Return the newest sync of the chain `spans` whose ledger is stored; 0 if there is none."""
+    """Return the newest sync with a stored ledger that counts for the chain of attempts `spans`; 0 if there is none."""
     names = [layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS)]
     return max((name.number for name in names if name and accepts(spans, name)), default=0)
 

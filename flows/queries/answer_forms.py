@@ -29,7 +29,8 @@ _GROUP_BYTES = 64_000_000  # approximate maximum size of a row group in memory
 
 
 def table(rows: duckdb.DuckDBPyRelation, width: int) -> Iterator[str]:
-    """Yield a table for a screen of this width, with the first rows and the beginning of long texts."""
+    """Yield a table for a screen of this width. Of many rows, the table shows the first and the last; of long texts,
+    the beginning. Yield the plan of an `explain` statement as plain text."""
     if rows.columns in (["explain_key", "explain_value"], ["analyzed_plan"]):
         yield "\n".join(text for _, text in rows.fetchall()) + "\n"
         return
@@ -72,7 +73,7 @@ def _rows(rows: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
 
 
 def parquet(rows: duckdb.DuckDBPyRelation, path: Path, *, each: Callable[[], None] = lambda: None) -> int:
-    """Write a new file and return its number of rows. Call `each` before every row group."""
+    """Write the rows to a new Parquet file, and return the number of rows. Call `each` before every row group."""
     import pyarrow.parquet as pq
 
     batches, count = rows.to_arrow_reader(_BATCH), 0
@@ -85,7 +86,7 @@ def parquet(rows: duckdb.DuckDBPyRelation, path: Path, *, each: Callable[[], Non
 
 
 def _groups(batches: "pa.RecordBatchReader") -> Iterator["pa.Table"]:
-    """Yield tables of as many rows as fit into memory, however long their texts are."""
+    """Yield the rows as tables of about `_GROUP` rows each, or of fewer rows if these reach `_GROUP_BYTES`."""
     import pyarrow as pa
 
     held: list[pa.RecordBatch] = []

@@ -45,14 +45,14 @@ def warn_of(run: Run, damage: Sequence[Damage]) -> None:
 
 def is_inside_an_object(error: Exception) -> bool:
     """Return True if a query failed because the content of an object is damaged. The views leave out most damaged
-    objects, but compare some files with their records by size only; damage of the same size is found by a query."""
+    objects, but compare some files with their records by size only. A query finds damage that keeps the size."""
     message = str(error)
     return "arrow_scan" in message and "Failed to open local file" not in message
 
 
 def culprits(run: Run, error: Exception) -> str:
-    """If an error comes from an object that is damaged inside, read the whole run, and return words that name all
-    damaged objects. After that, new connections leave these objects out. Return an empty string for other errors."""
+    """If an error comes from an object that is damaged inside, read the whole run and return words that name damaged
+    objects. After that, new connections leave all damaged objects out. Return an empty string for any other error."""
     if not is_inside_an_object(error):
         return ""
     with connect(run, thorough=True) as con:
@@ -79,7 +79,8 @@ def in_words(run: Run, damage: Sequence[Damage]) -> str:
 
 @contextmanager
 def naming_errors(run: Run) -> Iterator[None]:
-    """Turn an error of DuckDB into one line. If an object of the run is damaged inside, the line names the object."""
+    """Turn an error of DuckDB into ConfigError with one line, or into Damaged if an object of the run is damaged
+    inside. The line then names damaged objects."""
     try:
         yield
     except duckdb.Error as error:

@@ -26,7 +26,8 @@ Write = Callable[[str], Any]
 
 class QueryProcess:
     """Runs one query at a time in a child process. The process starts with the first query, and again after a query
-    that could only be ended by killing the process. It reads the run when it starts; then `on_start` is called."""
+    that could only be ended by killing the process. It reads the run when it starts and at each `refresh`. `on_start`
+    is called after each of these reads."""
 
     def __init__(self, url: str, *, on_start: Callable[[], None] = lambda: None):
         self._url = url
@@ -158,7 +159,8 @@ class _Child:
 
     def answer(self, seconds: float | None, write: Write, progress: Tell) -> Any:
         """Read messages until the answer to the current order arrives, and return it. Raise TimeoutError if the query
-        runs longer than `seconds`. The time that it takes to create a database for the query does not count."""
+        runs longer than `seconds`. The time that it takes to create a database for the query does not count, up to
+        `_PREPARES` seconds."""
         end = None if seconds is None else time.monotonic() + seconds + _PREPARES
         while True:
             message = self._next(end)
@@ -187,7 +189,7 @@ class _Child:
         return message
 
     def interrupt(self, seconds: float) -> bool:
-        """Interrupt the current order. Return True if it ends within so many seconds."""
+        """Interrupt the current order. Return True if the order ends within `seconds`."""
         end = time.monotonic() + seconds
         self._send({"n": self._number, "do": "interrupt"})
         with suppress(TimeoutError, QueryEnded):
@@ -208,7 +210,7 @@ class _Child:
 
 
 def print_answer(queries: QueryProcess, query: str, form: str, *, must_have_rows: bool = False) -> None:
-    """Print the rows of the query's last statement as they arrive."""
+    """Print the rows of the query's last statement as they arrive. `form` is `table`, `csv` or `json`."""
     width = shutil.get_terminal_size((160, 40)).columns
     queries.ask(
         "write",

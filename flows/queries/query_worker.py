@@ -34,8 +34,8 @@ OF_READERS = Bounds(text=10_000, items=1_000, whole=8_000_000)
 
 _AT_A_TIME = 64  # rows that are converted to Python objects at a time
 _PIECE = 1 << 18  # maximum characters of a message
-_INTERRUPT_EVERY = 0.05  # seconds between interrupts; one that falls between two parts of a query is lost
-_BESIDE_DUCKDB = 1.5  # the process may use DuckDB's memory limit times this, as DuckDB does not count everything
+_INTERRUPT_EVERY = 0.05  # seconds between interrupts; an interrupt between two parts of a query is lost
+_LIMIT_FACTOR = 1.5  # times DuckDB's own memory limit, because DuckDB does not count everything
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -190,7 +190,7 @@ def _limit_memory(con: duckdb.DuckDBPyConnection) -> None:
 
     [(limit,)] = con.execute("select current_setting('memory_limit')").fetchall()
     size, unit = limit.split()
-    most = int(float(size) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit] * _BESIDE_DUCKDB)
+    most = int(float(size) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit] * _LIMIT_FACTOR)
     with suppress(OSError, ValueError):  # there is a lower limit already, or this process may not set one
         resource.setrlimit(resource.RLIMIT_DATA, (_held() + most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     with suppress(OSError):  # if the machine runs out of memory all the same, Linux kills this process first

@@ -27,7 +27,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Other:
-    """A value of a type that is not transferred. Only the texts that display it are."""
+    """A value of a type that cannot be transferred. Only its texts by `str` and `repr` are."""
 
     text: str
     representation: str
@@ -91,7 +91,7 @@ class Encoder:
 
 
 def encode_row(values: Iterable[Any]) -> list[Any]:
-    """Encode values without bounds."""
+    """Encode values without bounds: nothing is cut or refused."""
     return Encoder(Bounds(sys.maxsize, sys.maxsize, sys.maxsize)).row(values)
 
 

@@ -5,7 +5,8 @@ one. In a single process the two would compete for Python's interpreter lock.
 
 Orders arrive through one pipe and answers leave through another, as JSON plus raw arrays of numbers. The process ends
 when the trainer ends, for whatever reason. It ignores signals to stop, because a trainer that is stopping may still
-need a record. It writes only the records that the trainer asks for, under the number of the trainer's attempt.
+need it to write a sync record. It writes only the sync records that the trainer asks for, under the number of the
+trainer's attempt.
 """
 
 import argparse

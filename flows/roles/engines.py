@@ -37,8 +37,8 @@ class Sampling(NamedTuple):
 
 
 def open_generator(config: Config, events: Events, sampling: Sampling, adapter: "Adapter | None" = None) -> Generator:
-    """Return the generator that suits the settings and this machine. It has no weights before it adopts a version.
-    With an adapter, the versions are adapters of its base."""
+    """Return the generator that suits the settings and this machine. The generator has no weights before it adopts a
+    version. With `adapter`, all versions are adapters for the base model of this adapter."""
     from tba.models.pretrained import resolve_device
 
     device = resolve_device(config.model.device).type
@@ -80,8 +80,8 @@ def _starting(engine: VLLMEngine, events: Events) -> Iterator[int]:
 
 
 def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) -> Engine:
-    """Return the engine that generates, and the reason. Raise ConfigError if the settings demand an engine that cannot
-    be used. `installed` says whether vLLM is installed."""
+    """Return the engine that generates and the reason for this choice. Raise ConfigError if the settings demand an
+    engine that cannot be used. `installed` says whether vLLM is installed."""
     wanted = config.engine.name
     against = ""
     if not installed:

@@ -60,8 +60,8 @@ def load_policy(config: Config, adapter: Adapter | None, path: str | Path | None
 
 
 def load_merged(run: Run, config: Config, version: Version) -> Snapshot:
-    """Return a version that is stored as an adapter as a plain model: base and adapter merged, in main memory. The
-    model is not shared with anything else."""
+    """Load a version that is stored as an adapter, and merge it into its base in main memory. Return the merged model
+    and its tokenizer. No other code uses this copy of the model."""
     config = config.replace({"model.device": "cpu"})
     policy = load_policy(config, find_adapter(run, config), Versions(run).load(version))
     merge(policy.model)

@@ -31,7 +31,7 @@ transformers_logging.disable_progress_bar()  # its bars show loading, not the st
 
 @dataclass(frozen=True, kw_only=True)
 class Retaken:
-    """The result of repeating a step with the same records, draws and trajectories as the first time."""
+    """The result of repeating a step with the same sync records, draws and trajectories as the first time."""
 
     step: int
     draws: Sequence[Draw]
@@ -82,9 +82,10 @@ class Past:
 
 
 def load_past(run: Run, before: int) -> Past:
-    """Return the newest stored state before the step `before`: that of an intact checkpoint, or else the start of the
-    run. A fork has no other start than the checkpoint with which it begins. Raise ConfigError if data that the steps up
-    to this one draw has been given up. Raise Damaged if a fork has no intact checkpoint left."""
+    """Return the newest stored state from before step `before`: that of the newest intact checkpoint, or else the
+    policy before training. A fork that starts from a checkpoint never falls back to the policy before training: raise
+    Damaged if none of its checkpoints is intact. Raise ConfigError if the steps after that state, up to `before`, may
+    need data that a retention record has given up."""
     config, spans = parse(run.config), chain(run)
     kept = [it for it in Checkpoints(run).complete() if accepts(spans, it) and it.number >= config.start.sync]
     usable = [it for it in kept if config.step_of_sync(it.number) < before]
@@ -108,7 +109,7 @@ def load_past(run: Run, before: int) -> Past:
 
 def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> Past:
     """Return the trainer with the state of a checkpoint, or as it was before the first step if `state` is None."""
-    buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # no events are written: records are replayed
+    buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # a replay writes no events
     if state is None:
         return Past(0, learner, buffer)
     learner.restore(state)
@@ -118,8 +119,8 @@ def _after(run: Run, config: Config, attempt: int, learner: Learner, state: Trai
 
 
 def _check_buffers(run: Run, config: Config, spans: Sequence[Span], start: int, before: int) -> None:
-    """Raise ConfigError if, at any step after sync `start` and up to `before`, the buffer held shards that have been
-    given up since. Repeating that step would draw other trajectories, and so would every later step."""
+    """Raise ConfigError if, at any step after sync `start` and up to `before`, the buffer held shards that a retention
+    record has given up since. Repeating this step, or any later one, would draw other trajectories."""
     last = config.sync_of_step(before)
     for span in spans:
         newest = last if span.last_sync is None else min(last, span.last_sync)
@@ -137,7 +138,8 @@ def _check_buffers(run: Run, config: Config, spans: Sequence[Span], start: int, 
 def _check_drawable(
     run: Run, config: Config, start: int, before: int, kept: Sequence[Version], damaged: Mapping[Version, Damaged]
 ) -> None:
-    """Raise ConfigError if steps after sync `start` and up to `before` draw tokens that have been given up."""
+    """Raise ConfigError if the steps after sync `start`, up to step `before`, may draw trajectories whose tokens a
+    retention record has given up. `kept` and `damaged` are checkpoints; the error names a step that can be repeated."""
     if gone := in_the_way(run, start, config.sync_before(before)):
         later = [it for it in kept if it.number >= gone.payloads.last_sync and it not in damaged]
         first = min((config.step_of_sync(it.number) for it in later), default=gone.payloads.step) + 1

@@ -35,7 +35,8 @@ def store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events: 
 
 def check_fill(config: Config, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError if `search.rounds_per_version` lets searchers generate fewer trajectories than the first step
-    waits for. A round asks each prompt only once, so with few prompts it has fewer responses than the settings say."""
+    waits for. A round asks each prompt at most once, so with few prompts a round has fewer responses than the settings
+    say."""
     search = config.search
     if search.rounds_per_version is None:
         return
@@ -59,7 +60,8 @@ def stream_of_prompts(config: Config, prompts: Sequence[Prompt], searcher: int) 
 def _make_prompts(
     task: Task, split: str, source: str, config: Config, tokenizer: Any, events: Events
 ) -> Sequence[Prompt]:
-    """Make the prompts of a split from the rows at `source` or, if that is empty, at the task's own source."""
+    """Make the prompts of a split from the rows at `source`. If `source` is empty, use the rows at the task's own
+    source."""
     with asking(task, "source"):
         source = source or task.source(split)
     rows = read_rows(source, fields=task.fields if isinstance(task, ReadsFields) else None) if source else []

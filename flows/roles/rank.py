@@ -36,8 +36,8 @@ COMMAND = module_command("flows.roles.rank")
 def leading(
     run: Run, config: Config, policy: "Policy", checkpoint: Path | None, *, scratch: Path, tell: Any
 ) -> "Iterator[tuple[Learner, TrainingState | None]]":
-    """Start the other ranks, if there are any. Yield the trainer's learner, which leads them, and the training state of
-    the checkpoint that the trainer continues from (None without a checkpoint)."""
+    """Start the other ranks, if there are any. Yield the learner of the trainer, which leads the other ranks, and the
+    training state in `checkpoint` (None without a checkpoint)."""
     from tba.distributed.ranks import ALONE, join, leave, open_port
     from tba.train.leader import Followers, LeadingLearner
     from tba.train.learner import Learner

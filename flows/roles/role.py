@@ -23,7 +23,8 @@ from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Supersed
 log = logging.getLogger("tba")
 
 SWEPT_BY = {"trainer": lambda index: "", "searcher": layout.searcher_folder}
-"""The folder of a run in which each role, given its index, removes unfinished writes of processes that were killed."""
+"""For each kind of role, the function that maps its index to the folder in which it removes old unfinished writes of
+killed processes. The empty folder name means the whole run. Evaluators remove nothing."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Set how many threads a computing process uses, and how long one thread waits for another."""
+"""Set how many threads a computing process uses, and how long threads wait for Python's interpreter lock."""
 
 import os
 import sys
@@ -6,15 +6,15 @@ import sys
 from tba.runtime.child import ask_linux
 
 SWITCH_SECONDS = 1e-5
-"""How long the thread that computes a gradient step waits at most for Python's interpreter lock, in seconds. Other
-threads of the trainer hold the lock while they store a sync or talk to the reader. With Python's default of 5 ms, a
-step waited three times as long, measured beside a thread that reads."""
+"""Seconds after which a thread that waits for Python's interpreter lock asks the holder to release it. Other threads of
+the trainer hold the lock while they store a sync or talk to the reader, so a gradient step has to wait for it. With
+Python's default of 5 ms, a step waited three times as long, in a measurement with one thread that reads."""
 
 _PR_SET_TIMERSLACK = 29
 
 
 def switch_soon() -> None:
-    """Let no thread of this process wait longer for the interpreter lock than `SWITCH_SECONDS`."""
+    """Make threads of this process ask for the interpreter lock after they have waited `SWITCH_SECONDS` for it."""
     sys.setswitchinterval(SWITCH_SECONDS)
     ask_linux(_PR_SET_TIMERSLACK, 1)  # nanoseconds; by default, Linux wakes a thread up to 50 us late
 

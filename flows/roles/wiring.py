@@ -70,7 +70,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
 
 def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
-    # If another life took over while this one imported libraries, this one must not claim the newest attempt.
+    # If another life took over while this life imported libraries, this life must not claim the newest attempt.
     with suppress(Stopped):  # a stop takes effect at the next sync
         lease.check()
     refuse_damage(run, whole=False)
@@ -138,8 +138,8 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
 
 
 def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
-    """Write an event for each object of the ledger before an attempt that is damaged or missing. This runs in a thread
-    of its own, because no gradient step depends on it."""
+    """Verify the ledger of all syncs before `attempt`, and write an event for each of its objects that is damaged or
+    missing. This runs in a thread of its own, because no gradient step depends on it."""
     newest = attempt.continues.number if attempt.continues else 0
     try:
         spans = [span for span in chain(run, attempt.number) if span.attempt != attempt.number]
@@ -168,8 +168,8 @@ def _scorer(config: Config, adapter: Adapter | None, folder: Path, version: Vers
 
 
 def open_scorer(run: Run, config: Config, task: Task) -> PolicyScorer:
-    """Return a scorer with the reference policy, and load the models of the task, so that responses from elsewhere can
-    be scored just as searchers score their own. The run must have published its reference."""
+    """Return a scorer with the reference policy, and load the models of the task. Both together score responses from
+    elsewhere as searchers score their own. The run must have published its reference."""
 
     def tell(status: str, **progress: float) -> None:
         log.info(status)

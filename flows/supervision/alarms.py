@@ -17,9 +17,9 @@ class _Course:
 
     life: int
     far: float  # how far the role has got, see `how_far`
-    since: float  # the moment since when it has been there
+    since: float  # the moment when it got there
     version: float | None = None  # the version with which it generates
-    behind_since: float | None = None  # the moment since when there has been a newer version
+    behind_since: float | None = None  # the moment when a newer version than this one was first seen
 
 
 class OperatingAlarms:
@@ -28,7 +28,7 @@ class OperatingAlarms:
         self.courses: dict[str, _Course] = {}
 
     def find(self, seen: Mapping[str, Seen]) -> list[Alarm]:
-        """Return all alarms that hold now. `seen` has the leases of roles that may be alive."""
+        """Return the alarms about roles and disks that hold now. `seen` has the leases of roles that may be alive."""
         now = time.monotonic()
         for name in self.courses.keys() - seen.keys():
             del self.courses[name]
@@ -72,8 +72,8 @@ class OperatingAlarms:
         return course
 
     def _newest_version(self, seen: Mapping[str, Seen]) -> float | None:
-        """Return the newest version that searchers could use: the newest that the trainer has published, minus the
-        lag."""
+        """Return the newest version that searchers could use: the newest that the trainer has published, minus the lag.
+        Return None if the trainer's lease names no version."""
         version = seen["trainer"].lease.progress.get("version") if "trainer" in seen else None
         return None if version is None else version - self.lag
 
@@ -94,12 +94,12 @@ class OperatingAlarms:
 
 
 def how_far(lease: Lease) -> float:
-    """Return a measure of the role's work over all its lives: the number of steps, shards or scored versions."""
+    """Return how much work a role has done over all its lives: its gradient steps, stored shards or scored versions."""
     return max((lease.progress.get(name, 0.0) for name in ("step", "shards", "scored")), default=0.0)
 
 
 def lease_alarms(watch: LeaseWatch) -> Iterator[Alarm]:
-    """Yield an alarm for each lease that could not be read when the watch read the leases last."""
+    """Yield an alarm for each lease that was unreadable when `watch` last read the leases."""
     for role, damage in watch.damaged.items():
         message = f"{damage}: {role} writes it again if it is alive; otherwise its next life replaces it"
         yield Alarm(DAMAGED, message, role)

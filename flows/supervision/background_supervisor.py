@@ -28,10 +28,10 @@ class Work(Protocol):
 
 
 class Background:
-    """A context that runs work in a thread while the main thread reads and reports its events. So neither a signal nor
-    a slow server can interrupt the work. An exception that leaves the context first stops the work in order. `within`
-    says how many seconds this may take, if the process is going to be killed then. `last` gets the events of that time.
-    """
+    """A context that runs `work` in a thread, while the main thread reads and reports the events of the work. So
+    neither a signal nor a slow server interrupts the work. If an exception leaves the context, the context requests a
+    stop in order and waits until the work has ended. `within` is the number of seconds until this process is killed, or
+    None if nobody will kill it. `last` is called with each event of this wait."""
 
     def __init__(self, work: Work, *, within: float | None = None, last: Callable[[Event], None] = lambda event: None):
         self.work, self.within, self.last = work, within, last

@@ -3,9 +3,9 @@
 The lock is a `flock` on a file descriptor that the role inherits. The kernel therefore releases the lock when the
 role's last process ends, even if the supervisor has died before, and the kernel's list of locks shows how many roles
 use a device. The lock file contains the URL of the run that holds the device. Taking a free device locks the file
-exclusively, writes the URL, and keeps a shared lock, so that other roles of the same run can share the device. They do
-so when there are fewer devices than roles need, and they share the trainer's devices last. Without NVIDIA devices there
-is nothing to take.
+exclusively, writes the URL, and keeps a shared lock, so that other roles of the same run can share the device. Roles
+share devices if too few are free, and share the trainer's devices last. On a host without NVIDIA devices, roles start
+without any device or lock.
 """
 
 import fcntl
@@ -25,8 +25,8 @@ from tba.errors import ConfigError, RunFailed
 
 
 class Taken(NamedTuple):
-    """Devices taken for one role. Start the role with `variables` and `locks`, then `release` this process's copies of
-    the locks."""
+    """Devices taken for one role. Start the role with the environment `variables` and the file descriptors `locks`,
+    then `release` this process's copies of the locks."""
 
     uuids: tuple[str, ...]
     locks: tuple[int, ...]
@@ -58,10 +58,11 @@ class Devices:
         self.uuids = nvidia_devices() if uuids is None else uuids
 
     def take(self, kind: str) -> Taken | None:
-        """Take as many devices as a role of this kind needs, or return None and take none. Free devices come first,
-        then the least used of those that this run holds. A lock keeps others from taking devices meanwhile. The trainer
-        takes no device unless there are enough for an engine too, so two runs cannot block each other by each holding a
-        part of the devices that both need."""
+        """Take as many devices as a role of this kind needs. Return None, and take none, if this host has no devices or
+        too few are available. Free devices come first, then those devices of this run that the fewest roles use. A lock
+        keeps other processes from taking devices during this call. The trainer takes devices only if there are enough
+        for an engine too. Otherwise two runs could each hold a part of the devices that both need, and wait for each
+        other for ever."""
         if not self.uuids:
             return None
         with self._alone():
@@ -74,7 +75,8 @@ class Devices:
         return Taken(tuple(uuid for uuid, _ in kept), (*(lock for _, lock in kept), *marks)) if kept else None
 
     def needed_by(self, kind: str) -> int:
-        """Return how many devices must be available before a role of this kind takes its own."""
+        """Return how many devices `take` must lock at once before it gives any to a role of this kind. The trainer
+        needs enough for an engine too, although it keeps only `ranks` of them."""
         return max(self.ranks, self.per_engine) if kind == "trainer" else self.per_engine
 
     def _lock(self, count: int) -> list[tuple[str, int]]:
@@ -96,11 +98,11 @@ class Devices:
             os.close(lock)
 
     def _crowd(self, uuid: str) -> tuple[bool, int, int]:
-        """Return the sort key of a device: whether the trainer has it, how many roles hold it, and its position."""
+        """Return the sort key of a device: whether a trainer holds it, how many roles hold it, and its position."""
         return holders(self._trainers(uuid)) > 0, holders(self._file(uuid)), self.uuids.index(uuid)
 
     def _mark(self, uuid: str) -> int:
-        """Lock the file that marks a device as the trainer's. The trainer holds it in addition to the device's lock."""
+        """Return a lock on the file that marks a device as a trainer's. The trainer also locks the device itself."""
         mark = _open(self._trainers(uuid))
         fcntl.flock(mark, fcntl.LOCK_SH)
         return mark
@@ -154,9 +156,10 @@ def usable(config: Config, per_engine: int = 1, ranks: int = 1) -> list[str]:
 
 @contextmanager
 def engine_start() -> Iterator[int]:
-    """Keep other engines from starting on the same GPUs while this one starts. While vLLM starts, it counts everything
-    that is allocated on the GPU as its own use, and would have that much less room for keys and values. Yield how many
-    roles, including this one, share the most crowded of its GPUs; 1 if no launcher has assigned GPUs to this role."""
+    """Keep other engines from starting on the GPUs of this role during the `with` block, in which its own engine
+    starts. vLLM counts all GPU memory that is allocated during its start as its own, and would leave that much less for
+    keys and values. Yield how many roles, including this one, share the most crowded of these GPUs. Yield 1 if no
+    launcher has assigned GPUs to this role."""
     folder, shown = lock_folder(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     with ExitStack() as held:
         for uuid in sorted(shown):  # always in the same order, against deadlocks
@@ -202,8 +205,8 @@ def lock_folder() -> Path:
 
 
 def nvidia_devices() -> list[str]:
-    """Return the UUIDs of the devices that this process may use. A device that is divided (MIG) counts as its
-    instances."""
+    """Return the UUIDs of the devices that this process may use. If a device is divided by MIG, return the UUIDs of its
+    instances instead."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed == "" or not any(Path("/dev").glob("nvidia[0-9]*")) or not shutil.which("nvidia-smi"):
         return []

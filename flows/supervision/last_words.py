@@ -8,7 +8,8 @@ from flows.supervision.life import Life
 from flows.supervision.processes import FINISHED, STOPPED, SUPERSEDED
 from tba.errors import StorageError
 
-ERROR_LINE = re.compile(r"^(?:\S+ \S+ \S+ ERROR|ERROR:?|error:) (.+)$", re.MULTILINE)  # of a role or any program
+ERROR_LINE = re.compile(r"^(?:\S+ \S+ \S+ ERROR|ERROR:?|error:) (.+)$", re.MULTILINE)
+"""An error in a log, as roles and most other programs write it."""
 
 
 def describe_exit(code: int) -> str:
@@ -31,7 +32,7 @@ def why_it_ended(life: Life, code: int) -> str:
 
 
 def quote_log(life: Life) -> str:
-    """Return the last error of a life, where it ran, and the last lines of its log."""
+    """Return the last error in the log of a life, where the life ran, and the last lines of the log."""
     words = life.last_words()
     error = _error_of(words)
     where = f"{error}; {life.where}" if error else life.where
@@ -39,8 +40,8 @@ def quote_log(life: Life) -> str:
 
 
 def refusal_in_log(life: Life) -> str:
-    """Return the last error of a life and where it ran. The error of a refusal explains itself, so no more of the log
-    is quoted, unless there is no error."""
+    """Return the last error in the log of a life, and where the life ran. A role that refuses its settings or data logs
+    an error that explains itself. If the log has no error, also return the last lines of the log."""
     error = _error_of(life.last_words())
     return f"{error}; {life.where}" if error else quote_log(life)
 

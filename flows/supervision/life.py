@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flows.supervision.processes import FAILED, FINISHED, STOPPED, Role
 
-FAILED_WHY = "failed: "  # the wanted state of a run that has failed gives a reason that begins with this
+FAILED_WHY = "failed: "  # beginning of the reason in the wanted state of a run that has failed
 ENDINGS = {"run-finished"}  # kinds of events that people are notified of although nothing is wrong
 CLOSED = {"finished": FINISHED, "stopped": STOPPED, "failed": FAILED}
 """The lease statuses of a role that has ended, each with the exit code that it stands for."""
@@ -48,10 +48,9 @@ class Launcher(Protocol):
     start_deadline: float
     """Seconds within which a life must take its lease."""
     end_grace: float
-    """Seconds between `terminate` and `kill`, and from `kill` until a life is given up as lost."""
+    """Seconds from `terminate` to `kill`, and from the first `kill` until a life that has not ended counts as lost."""
     last_word_after: float
-    """Number of seconds after which a closed lease counts as proof that its life has ended, even without an exit
-    code."""
+    """A lease that was closed this many seconds ago proves that its life has ended, even if there is no exit code."""
 
     def start(self, role: Role, number: int) -> Life:
         """Start a life of the role. Raise NotNow, with the reason, if this is not possible at the moment."""

@@ -24,8 +24,8 @@ def watch_one(
     should_stop: Callable[[], StopRequest | None] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> tuple[int, str]:
-    """Start one life of a role and watch it until it ends. Return its exit code and the end of its log. The run's
-    supervisor decides whether the role is started again."""
+    """Start one life of a role and watch it until it ends or cannot be killed. Return its exit code and the end of its
+    log. The run's supervisor decides whether the role is started again."""
     before = LeaseWatch().observe(run).get(role.name)
     life = _start_when_possible(launcher, limits, role, number, should_stop, on_event)
     if life is None:
@@ -88,8 +88,8 @@ class _WatchedLife:
         return now > self.killed + self.launcher.end_grace
 
     def look(self) -> None:
-        """Read the lease every `lease_every` seconds, and detect a hang. If the store cannot be read, start over: that
-        says nothing about the role."""
+        """Every `lease_every` seconds, read the lease and note whether the life hangs. If the store cannot be read,
+        begin to measure the silence of the lease anew, because the failure says nothing about the role."""
         now = time.monotonic()
         if now < self.next_look:
             return
@@ -114,8 +114,8 @@ def _start_when_possible(
     should_stop: Callable[[], StopRequest | None],
     on_event: Callable[[Event], None],
 ) -> Life | None:
-    """Start a life, and try again while the launcher cannot. Return None if a stop is requested before it succeeds.
-    Raise RunFailed after `limits.data_deadline` seconds."""
+    """Start a life. While the launcher cannot start it, try again. Return None if a stop is requested before the life
+    has started. Raise RunFailed after `limits.data_deadline` seconds."""
     began, said = time.monotonic(), ""
     while not should_stop():
         try:

@@ -1,9 +1,9 @@
 """Run roles as processes of this host. Each process has a session of its own, and is killed with all its children.
 
 A role may outlive its supervisor. So its output goes to a file and not to a pipe of the supervisor, and it holds its
-own GPU locks. The next supervisor finds the role by its lease. It may kill the process of the lease only if this
-process is certainly the role: it has the pid of the lease on the same host, started before the lease was last renewed,
-and has the role's arguments.
+own GPU locks. The next supervisor finds the role by its lease. This supervisor may kill the process of the lease only
+if the process is certainly the role: it has the pid of the lease on the same host, started before the lease was last
+renewed, and has the role's arguments.
 """
 
 import hashlib
@@ -96,8 +96,8 @@ class RoleProcess:
         return ""
 
     def poll(self) -> int | None:
-        """Return the exit code once the role has ended, negative for a signal, else None. Then kill what is left of its
-        process group."""
+        """Return the exit code if the role has ended, negative for a signal, else None. Once the role has ended, kill
+        what is left of its process group."""
         if self.process.returncode is not None:
             return self.process.returncode
         # WNOWAIT does not reap the process: until then no other process group can get its number.
@@ -159,12 +159,14 @@ class LocalLauncher:
         self._store(life.log)
 
     def close(self) -> None:
-        """Store every log of the run's roles on this host, including roles that another supervisor started."""
+        """Upload each log of the run's roles that is on this host, including logs of roles that another supervisor
+        started."""
         for path in log_file(self.run, Role("trainer"), 1).parent.glob("*.log"):
             self._store(path)
 
     def _store(self, log: Path) -> None:
-        """Upload a log if the run is in remote storage. Until then the log is in this host's cache."""
+        """Upload a log if the run is in remote storage and the log has changed since its last upload. Until then the
+        log is only in this host's cache."""
         key = layout.LOGS + log.name
         if self.run.store.local_path(key) is None and self.stored.get(key) != (size := log.stat().st_size):
             self.run.store.upload(log, key)
@@ -226,8 +228,8 @@ def process_of(lease: Lease, role: Role, run: str) -> int | None:
 
 
 def is_gone(lease: Lease) -> bool:
-    """Return True if the process of a lease has certainly ended: the lease is of this host, and no process has its pid,
-    or one that started after the lease was last renewed."""
+    """Return True if the process of a lease has certainly ended: the lease is of this host, and the process with its
+    pid does not exist or started after the lease was last renewed."""
     if lease.host != socket.gethostname() or not Path("/proc/self/stat").exists():
         return False
     age = _age(lease.pid)

@@ -1,4 +1,4 @@
-"""Decides when a role that has ended may be started again, and when it has ended so often that the run is given up."""
+"""Decides when a role that has ended may be started again, and when it has ended so often that the run fails."""
 
 from collections import deque
 
@@ -35,9 +35,9 @@ class RestartBudget:
         self._lives_without_lease = 0
 
     def spend(self, role: str, how: str, now: float, *, seconds_without_lease: float | None = None) -> float:
-        """Count one end of the role, and return after how many seconds it may be started again. Raise RunFailed, which
-        says `how` the role ended last, if it has ended too often. For a life that was killed because it took no lease,
-        `seconds_without_lease` says how long that was."""
+        """Count one end of the role, and return after how many seconds the role may be started again. Raise RunFailed,
+        which says `how` the role ended last, if it has ended too often. If its life was killed because it took no
+        lease, `seconds_without_lease` is how long it took none; otherwise None."""
         window, allowed = self.limits.restart_window, self.limits.max_restarts
         self._ends.append(now)
         while now - self._ends[0] > window:

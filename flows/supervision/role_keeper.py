@@ -38,7 +38,8 @@ class RoleKeeper:
         self.run, self.launcher, self.limits, self.roles, self.tell = run, launcher, limits, roles, tell
 
     def attend(self, w: Watched) -> None:
-        """Keep a wanted role alive."""
+        """Do what a wanted role needs now: start or adopt a life, kill a life that hangs, or react to the end of a
+        life."""
         if w.is_finished:
             return
         if isinstance(started := w.state, Started):
@@ -56,9 +57,9 @@ class RoleKeeper:
             self._start(w)
 
     def drain(self, w: Watched) -> None:
-        """Make a searcher end that is not wanted any more. The searcher, on any machine, reads in the wanted state that
-        it has to stop. It gets a signal only if it does not react: on another machine, SIGTERM would leave it less time
-        than a round may take."""
+        """Make a searcher stop that is not wanted any more, and clean up after it. The searcher, on any machine, reads
+        in the wanted state that it has to stop. It gets a signal only if it does not stop in time: on another machine,
+        SIGTERM would leave it less time than a round may take."""
         self.bury_ended(w)
         if not self.roles.is_alive(w):
             self.bury_adopted(w)
@@ -108,8 +109,9 @@ class RoleKeeper:
             self._insist(w, started, started.kill)
 
     def _exit_code(self, w: Watched, started: Started) -> int | None:
-        """Return the exit code of a life that has ended, else None. It comes from the launcher, or from the status of
-        the role's lease if the launcher has not noticed the end for `last_word_after` seconds."""
+        """Return the exit code of a life that has ended, else None. The code comes from the launcher. If the launcher
+        has not noticed the end `last_word_after` seconds after the role closed its lease, the code follows from the
+        lease's status."""
         code, seen = started.life.poll(), self.roles.lease_of(w)
         if code is None and seen and started.has_begun(seen) and seen.silent_for > self.launcher.last_word_after:
             return CLOSED.get(seen.lease.status)
@@ -143,7 +145,7 @@ class RoleKeeper:
         self.roles.look()
         was_asked = w.draining is not None
         self._bury(w, started, code)
-        if w.role not in self.roles.wanted() or was_asked:  # if it is wanted again by now, `attend` starts it
+        if w.role not in self.roles.wanted() or was_asked:  # if the role is wanted again, `attend` starts it
             return
         seen, life = self.roles.lease_of(w), started.life
         if code == FINISHED or (seen and started.has_begun(seen) and seen.lease.status == "finished"):
@@ -185,7 +187,8 @@ class RoleKeeper:
         self.tell("role-started", f"{w.name}, life {w.number}: {life.where}", **w.about)
 
     def _postpone(self, w: Watched, reason: str, now: float) -> None:
-        """Note that the role cannot be started now. Report each new reason once. Raise RunFailed after the deadline."""
+        """Note that the role cannot be started now. Report each new reason once. Raise RunFailed after
+        `limits.data_deadline` seconds."""
         waited, is_new = w.refuse(reason, now, self.limits.lease_every)
         if is_new:
             self.tell("role-waiting", f"{w.name} cannot start yet: {reason}", "warning", **w.about)
@@ -193,9 +196,9 @@ class RoleKeeper:
             raise RunFailed(f"{w.name} could not be started for {waited:.0f} s: {reason}")
 
     def _replace(self, w: Watched, seen: Seen) -> None:
-        """Handle a lease that is not renewed and whose life this supervisor has not started. If the role has said that
-        it finished, it is done; otherwise it is to be started again. A process of this host that is still there is
-        killed."""
+        """Handle a closed or silent lease of a life that this supervisor has not started. If the lease is silent, kill
+        the process of the life if it is on this host. If the lease says `finished`, the role is finished. Otherwise
+        note that the life has ended, so that the role is started again."""
         if self.roles.is_open(w):
             if w.told_silent != seen.lease.life:
                 w.told_silent = seen.lease.life
@@ -210,7 +213,8 @@ class RoleKeeper:
             self._delay_restart(w, f"it was {how} (pid {seen.lease.pid} on {seen.lease.host})")
 
     def _delay_restart(self, w: Watched, how: str, started: Started | None = None) -> None:
-        """Spend one restart of the role. `started` is its latest life, if this supervisor has started that life."""
+        """Count one end of the role, and report after how many seconds the role is started again. `started` is its
+        latest life, if this supervisor has started that life."""
         never_began = started and started.kill and not started.has_begun(self.roles.lease_of(w))
         without_lease = self.launcher.start_deadline if never_began else None
         delay = w.restarts.spend(w.name, how, time.monotonic(), seconds_without_lease=without_lease)

@@ -22,7 +22,7 @@ def hangs(seen: Seen | None, life_before: int, up: float, limits: LimitsConfig, 
 
 
 def has_begun(seen: Seen | None, life_before: int) -> TypeGuard[Seen]:
-    """Return True if the lease is that of a life after `life_before`: the started life has taken it."""
+    """Return True if the lease is that of a life after `life_before`, so that the started life has taken the lease."""
     return seen is not None and seen.lease.life > life_before
 
 

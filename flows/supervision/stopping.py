@@ -1,8 +1,8 @@
 """Decide how long to wait for a role that was asked to stop, and when to send it which signal.
 
 A role says in its lease how many seconds it needs to stop. For the trainer (`seconds_to_stop`) this is the time of the
-steps until the next sync plus the time to store that sync. For any other role (`hears_every`) it is the longest time
-between two checks of the wanted state. Both are measured, so a slow machine gets more time for a stop in order.
+steps until the next sync plus the time to store that sync. For any other role (`hears_every`) it is the longest recent
+time between two checks of the wanted state. Both are measured, so a slow machine gets more time for a stop in order.
 """
 
 import signal
@@ -16,10 +16,10 @@ from storage.runs.leases import Lease
 from tba.config import LimitsConfig
 
 SAFETY = 2.0
-"""A role may spend this many times the seconds that it says it needs without making progress."""
+"""A role may go without progress for this many times the seconds that it says it needs."""
 MOST = 4.0
-"""A role that keeps making progress gets in all at most this many times the longest time that it may spend without
-progress."""
+"""The whole wait for a role that keeps making progress is at most this many times the longest time that the role may
+spend without progress."""
 INSIST_EVERY = 5.0  # seconds between two kills of a life that hangs
 HEARD = "stopping"  # the status of a role that knows that it is to stop begins with this word
 
@@ -44,9 +44,10 @@ def forecast(seen: Mapping[str, Seen]) -> str:
 
 
 class Patience:
-    """How long to wait for one role that was asked to stop. The role may spend `least` seconds without progress, or
-    SAFETY times the seconds that it says it needs if that is longer. This time starts anew whenever the role makes
-    progress. The whole wait lasts at most MOST times the longest such time, and never more than `limit` seconds."""
+    """Decides how long to wait for one role to stop. The role may go without progress for SAFETY times the seconds that
+    it says it needs, and at least for `least` seconds. Progress restarts this allowance. A role whose lease is silent
+    for more than `silent_after` seconds is allowed only `least` seconds. The whole wait is at most MOST times the
+    largest allowance, and at most `limit` seconds."""
 
     def __init__(self, least: float, *, silent_after: float, limit: float | None = None):
         self.least, self.silent_after, self.limit = least, silent_after, limit
@@ -93,7 +94,7 @@ class Stopping:
         return self.roles[role].is_over
 
     def cut_short(self, seen: Mapping[str, Seen]) -> str:
-        """Return a sentence that names the role which needs longer than the limit. Empty if no role does."""
+        """Return a sentence about the role that needs longest if the limit is too short for it, else empty text."""
         name, seconds = slowest(seen)
         if self.limit is None or seconds <= self.limit:
             return ""
@@ -104,14 +105,14 @@ class Stopping:
 
 
 def patience(limits: LimitsConfig, limit: float | None = None) -> Patience:
-    """Return the `Patience` with a role that is asked to stop now."""
+    """Return a `Patience` for a role that is asked to stop now."""
     least = limits.stop_grace if limit is None else min(limits.stop_grace, limit)
     return Patience(least, silent_after=limits.silent_after, limit=limit)
 
 
 class Draining:
-    """The end of one searcher that is not wanted any more. The searcher reads by itself that it is to stop. SIGTERM is
-    due when the patience with it is over, and SIGKILL `end_grace` seconds later."""
+    """Decides which signals to send to a searcher that is not wanted any more. The searcher reads in the wanted state
+    that it is to stop. SIGTERM is due when its `Patience` is over, and SIGKILL `end_grace` seconds later."""
 
     def __init__(self, limits: LimitsConfig, end_grace: float):
         self.patience, self.end_grace = patience(limits), end_grace
@@ -126,8 +127,9 @@ class Draining:
 
 
 class RepeatedKill:
-    """Kills a life that hangs, repeatedly. A kill can fail: the machine may be unreachable, or the process may wait for
-    a disk. After a while the life is given up as lost. If it comes back, its lost lease keeps it from doing harm."""
+    """Decides when to repeat the kill of a life that hangs. A kill can fail: the machine may be unreachable, or the
+    process may wait for a disk. `end_grace` seconds after the first kill, the life counts as lost. If a lost life goes
+    on later, it finds that another life holds its lease, and stops."""
 
     def __init__(self, now: float):
         self.began, self._next = now, now + INSIST_EVERY
@@ -144,7 +146,7 @@ class RepeatedKill:
 
 
 class Wait(Protocol):
-    """How long one step of the stop ladder waits for each role."""
+    """How long one rung of the stop ladder waits for each role."""
 
     def is_over(self, role: str, seen: Seen | None) -> bool: ...
 
@@ -168,18 +170,18 @@ class Rung(NamedTuple):
 
 
 class StopLadder:
-    """The steps by which all roles of a run are stopped: first they are asked to stop, then they get SIGTERM, then
-    SIGKILL. Each step ends when all roles have ended or have used up the time of that step. The first step lasts as
-    long as the roles say they need. `within` is the number of seconds until the supervisor itself is killed; the times
-    are shortened to fit into it."""
+    """The rungs by which all roles of a run are stopped: the roles are asked to stop, then get SIGTERM, then SIGKILL. A
+    rung ends when each role has ended or has used up the time of this rung. The first rung lasts as long as the roles
+    say they need. `within` is the number of seconds until the supervisor itself is killed; the times are shortened to
+    fit into it."""
 
     def __init__(self, limits: LimitsConfig, end_grace: float, within: float | None = None):
         self.patience = Stopping(limits, None if within is None else 0.7 * within)
         self.end_grace = end_grace if within is None else min(end_grace, 0.2 * within)
 
     def rungs(self, was_asked: bool) -> Iterator[Rung]:
-        """Yield the steps. If the roles could not be asked, because the wanted state could not be written (`was_asked`
-        is False), the first step is SIGTERM, and the long wait follows it."""
+        """Yield the rungs of the ladder: the request to stop with the roles' own time, then SIGTERM, then SIGKILL. If
+        the request could not be stored (`was_asked` is False), begin with SIGTERM and give it the roles' own time."""
         if was_asked:
             yield Rung(None, self.patience)
         yield Rung(signal.SIGTERM, FixedWait(self.end_grace) if was_asked else self.patience)

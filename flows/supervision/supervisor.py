@@ -41,8 +41,10 @@ def supervise(
     first_delay: float = 1.0,
 ) -> None:
     """Keep the roles of a run alive, and return when the run has finished. Raise Stopped if a stop was requested by
-    `should_stop` or in the run's wanted state, and RunFailed if a role kept failing. In both cases all roles have been
-    stopped in order. Raise Superseded, and leave the roles alone, if another supervisor has taken over.
+    `should_stop` or in the run's wanted state, and RunFailed if the run cannot go on, for example because a role kept
+    failing. In both cases the stop ladder has first stopped the roles. Raise Superseded if another supervisor has taken
+    over, and StorageError if the store could not be read for `limits.orphan_after` seconds. In these two cases the
+    roles are left alone.
 
     `on_event` is called with each event and `on_look` with the leases each time they are read. Both must return quickly
     and must not raise.
@@ -88,7 +90,7 @@ class Supervisor:
         self.keeper = RoleKeeper(run, launcher, config.limits, self.roles, self.tell)
 
     def run_until_finished(self) -> None:
-        """Attend to the roles until they have finished, a stop is requested, or a role fails too often."""
+        """Attend to the roles until they have finished, a stop is requested, or the run fails. Then stop all roles."""
         self.tell("supervisor-started", f"supervisor {self.lease.life} looks after {self.run.url}")
         try:
             while not self.roles.have_finished():
@@ -214,7 +216,8 @@ class Supervisor:
 
 
 class RoleNews:
-    """Reads those events of a run's roles that people are to be notified of, from the first call of `new` on."""
+    """Reads the new events of a run's roles that people are to be notified of. Events from before the first call of
+    `new` are left out."""
 
     def __init__(self, run: Run):
         self.reader = EventReader(run)

@@ -49,7 +49,7 @@ class Started:
 @dataclass
 class Elsewhere:
     """The lease of the role is held by a life that this supervisor has not started. The supervisor adopts the life once
-    it renews the lease."""
+    the life renews the lease."""
 
     first_seen: tuple[int, int]  # life and counter of the lease
     is_adopted: bool = False
@@ -57,7 +57,7 @@ class Elsewhere:
 
 @dataclass
 class Finished:
-    """The role has done its work. It is never started again while it is wanted."""
+    """The role has done its work. It is not started again, unless it is unwanted for a while and then wanted again."""
 
 
 class Watched:
@@ -134,7 +134,8 @@ class Watched:
 
 
 class WatchedRoles:
-    """All roles of a run, by the leases, the wanted state, and the lives that the supervisor has started."""
+    """All roles of a run. Their state follows from their leases, the wanted state, and the lives that the supervisor
+    has started."""
 
     def __init__(self, run: Run, limits: LimitsConfig, first_delay: float, tell: Callable[..., None]):
         self.run, self.limits, self.first_delay = run, limits, first_delay
@@ -217,15 +218,16 @@ def _is_open(lease: Lease) -> bool:
 
 
 class WantedState:
-    """Reads and changes the wanted state of a run for a supervisor. If the record is damaged or gone, this class stores
-    the state that it read last again. It reports a restored damaged state by `tell(kind, message, severity)`."""
+    """Reads and changes the wanted state of a run for a supervisor. If the stored state is damaged or gone, this class
+    stores the state that it has read last, and reports this by `tell(kind, message, severity)`."""
 
     def __init__(self, run: Run, tell: Callable[[str, str, str], None]):
         self.run, self.tell = run, tell
         self.last: State | None = None
 
     def read(self) -> State:
-        """Return the wanted state. Raise Damaged if the record is damaged and has never been read before."""
+        """Return the wanted state. Raise Damaged if the stored state is damaged and this object has never read an
+        intact one."""
         try:
             self.last = keep_state(self.run, self.last)
         except Damaged as damage:

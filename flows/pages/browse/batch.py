@@ -34,6 +34,7 @@ class Drawn:
 
     @property
     def push(self) -> float:
+        """How far the step moved the response: its advantage in the loss, times its draws; 0 without an advantage."""
         return (self.row["advantage"] or 0.0) * self.times
 
     @property
@@ -59,7 +60,7 @@ Slot = list[Drawn]
 @dataclass(frozen=True)
 class Batch:
     slots: list[Slot]
-    missing: int = 0  # draws whose shards are gone
+    missing: int = 0  # draws whose responses cannot be read, because their shards are gone or damaged
 
     def __iter__(self) -> Iterator[Drawn]:
         return (drawn for slot in self.slots for drawn in slot)
@@ -81,7 +82,7 @@ def mean_reward(slot: Slot) -> float:
 
 
 def read_batch(look: Look, place: dict[str, int]) -> Batch:
-    """Read the batch of a step. Only the shards of its own responses are opened."""
+    """Read the batch of a step. Only the shards that hold responses of the batch are opened."""
     shards = look.ask(SHARDS.format(**place)).rows
     searchers, seqs = (",".join(map(str, sorted({shard[n] for shard in shards}))) or "-1" for n in (0, 1))
     pruned = f"searcher in ({searchers}) and seq in ({seqs}) and trajectory_id in (select trajectory_id from drawn)"

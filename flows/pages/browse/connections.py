@@ -29,9 +29,9 @@ class Limits:
 
     connections: int = 256
     of_a_peer: int = 32
-    request_seconds: float = 10.0  # until a request is whole, however steadily it comes
-    idle_seconds: float = 5.0  # until the next request is whole, after an answer
-    answer_seconds: float = 120.0  # until the client has taken a whole answer
+    request_seconds: float = 10.0  # until the whole first request has arrived, even if parts of it keep arriving
+    idle_seconds: float = 5.0  # from an answer until the whole next request has arrived
+    answer_seconds: float = 120.0  # until the client has received a whole answer
     accepted_at_once: int = 8  # before their requests are read; a burst closes no connection whose request has come
 
 
@@ -55,7 +55,8 @@ class Crowd:
             self._close_one(most)
 
     def _close_one(self, peer: str) -> None:
-        """Close the longest silent connection of a peer. The new connection is silent, so there always is one."""
+        """Close the connection of a peer that has been silent longest. There is one, because the new connection is
+        silent."""
         first = next(silent for silent in self._silent if self._peers[silent] == peer)
         self.leave(first)
         first.abort()
@@ -126,7 +127,8 @@ class Connection(H11Protocol):
             self.crowd.speak(self)
 
     def _await_request(self) -> None:
-        """Become silent again once the client has taken a whole answer."""
+        """If the client has received the whole answer and no request is open, start the idle timer and mark the
+        connection as silent."""
         is_taken = self._answer_due is None and not self.transport.is_closing()
         if is_taken and not self._is_answering and self._request_due is None:
             self._request_due = self.loop.call_later(self.crowd.limits.idle_seconds, self.abort)
@@ -139,7 +141,8 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _peer(client: tuple[str, int] | None) -> str:
-    """Return the address of a peer. One machine has very many IPv6 addresses, so its network stands for all of them."""
+    """Return the address under which the connections of a peer are counted. It is an IPv4 address, or the network of an
+    IPv6 address, since one machine has very many IPv6 addresses."""
     address = ipaddress.ip_address(client[0].partition("%")[0]) if client else None
     if isinstance(address, ipaddress.IPv6Address) and not address.ipv4_mapped:
         return str(ipaddress.ip_network((address, _AN_IPV6_NETWORK), strict=False))

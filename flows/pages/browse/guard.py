@@ -38,8 +38,8 @@ class Door:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names by which a browser on this machine calls the server. Any other name comes from the
-        DNS of somebody else."""
+        """The host headers that a browser on this machine sends to this server. Any other host header may come from a
+        site whose DNS leads to this machine."""
         own = f"[{self.host}]" if ":" in self.host else self.host
         names = ("127.0.0.1", "localhost", "[::1]", own.lower())
         return frozenset(f"{name}:{self.port}" for name in names) | frozenset(names if self.port == _HTTP else ())
@@ -56,7 +56,8 @@ class Door:
 
 
 def open_door(host: str, port: int, *, with_token: bool) -> tuple[socket.socket, Door]:
-    """Return a socket that listens. Readers on other machines need the token."""
+    """Return a listening socket, and its `Door`. The door has a token if `with_token` is set or if readers on other
+    machines can reach the socket."""
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
@@ -106,12 +107,14 @@ class Guard:
             self._answering -= 1
 
     def _too_many(self) -> Response | None:
-        """Refuse a request if too many are being answered. Only readers with the token are counted."""
+        """Return a refusal if too many requests are being answered, else None. Only requests of readers who may see the
+        pages are counted."""
         if self._answering < _MOST_AT_ONCE:
             return None
         return _refuse("There are too many requests at once. Try again in a moment.", 503)
 
     def refusal(self, request: Request) -> Response | None:
+        """Return the answer to a request that must not reach the pages, or None if the request may reach them."""
         if request.method not in ("GET", "HEAD"):
             return _refuse("These pages can only be read: use GET or HEAD.", 405, allow="GET, HEAD")
         if len(str(request.url)) > _MOST_OF_ADDRESS:
@@ -129,8 +132,8 @@ class Guard:
         return self._without_token(request)
 
     def _without_token(self, request: Request) -> Response | None:
-        """Refuse a reader without the token. A browser shows the token once, in the address, and then keeps it as a
-        cookie for this server alone."""
+        """Return None if no token is needed or the request has the token as a cookie. If the address has the token,
+        return a page that sets the cookie. Otherwise return a refusal."""
         if self.door.token is None:
             return None
         given = dict(parse_qsl(request.url.query, errors="replace"))

@@ -1,4 +1,4 @@
-"""One prompt: all responses to it, version by version, and the steps that drew them."""
+"""The page of one prompt: all responses to it, version by version, and the steps that drew them."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def _facts(responses: list[dict[str, Any]], rewards: list[float]) -> list[Fact]:
 
 
 def _chart(responses: list[dict[str, Any]]) -> Markup:
-    """Return the mean reward by version; empty text if all responses are of one version."""
+    """Return a chart of the mean reward by version; empty text if all responses are of one version."""
     by_version: dict[int, list[float]] = {}
     for it in responses:
         by_version.setdefault(it["version_start"], []).append(it["reward"])

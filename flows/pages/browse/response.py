@@ -48,7 +48,7 @@ def read_response(trajectory: dict[str, Any], tokenizer: Tokens) -> Response | N
 
 
 def log_ratios(trajectory: dict[str, Any]) -> list[float]:
-    """Return log π − log π_ref of each token when it was generated."""
+    """Return log π − log π_ref of each token. Here π is the policy that generated the token."""
     behaviour, reference = trajectory["behaviour_logps"] or [], trajectory["ref_logps"] or []
     return [own - other for own, other in zip(behaviour, reference, strict=False)]
 

@@ -125,7 +125,8 @@ def sql_page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
 
 
 def _find(look: Look, form: Form, where: str, query: str) -> dict[str, Any]:
-    """Return a page of the chosen trajectories, and how many there are."""
+    """Return the template values of one page of the chosen trajectories: its rows, the number and the reward range of
+    all chosen trajectories, and the addresses of the pages around it."""
     [(count, lowest, highest)] = look.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
     page = min(_page(form), max(0, count - 1) // _A_PAGE)
     rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=page * _A_PAGE).rows
@@ -150,8 +151,8 @@ def _around(path: str, form: Form, page: int, has_more: bool) -> tuple[str, str]
 
 
 def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
-    """Return prompt and response of these trajectories. Only the shards of these trajectories are opened, since all
-    texts of a run may be large."""
+    """Return prompt and response of these trajectories. Only the shards of these trajectories are opened, because all
+    texts of a run together may be large."""
     found = [part.groups() for name in names if (part := _NAME.fullmatch(name))]
     if not found:
         return {}
@@ -161,7 +162,8 @@ def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def conditions(form: Form) -> str:
-    """Return a form as the SQL of its conditions. A ConfigError names a field that cannot become a condition."""
+    """Return the conditions of a form as a `where` clause of SQL; empty if the form has none. Raise ConfigError, which
+    names the field, if a number is malformed."""
     terms: list[str] = []
     if words := form.get("text", ""):
         terms.append(_contains(words, form.get("in", "")))

@@ -1,4 +1,4 @@
-"""A run as it was when it was last read. One process answers one query after another."""
+"""A snapshot of a run, which all pages show until the run is read again. One process answers queries, one at a time."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -51,8 +51,8 @@ class Look:
         return self.ask(query, parameters).records()
 
     def answer(self, query: str, *, most: int, skip: int = 0) -> Table:
-        """Return the rows of a query that a person wrote. The query may only read, and runs in a database of its
-        own, so that no page changes or sees the queries of another page. Long texts are cut."""
+        """Return the rows of a query that a person wrote. The query may only read, and runs in a database of its own,
+        so that nothing that it changes there affects another query. Long texts are cut."""
         return self._ask("answer", query=query, most=most, skip=skip)
 
     def _ask(self, what: str, **arguments: Any) -> Table:

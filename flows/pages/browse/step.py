@@ -1,4 +1,5 @@
-"""One step: its batch, and in words which responses it raised and lowered, and why."""
+"""The page of one gradient step: its batch, and an explanation in words of which responses the step raised and lowered,
+and why."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -90,7 +91,8 @@ def _facts(step: dict[str, Any]) -> list[Fact]:
 
 
 def _shown(batch: Batch, beta: float | None) -> dict[str, Any]:
-    """Return what the page shows of a batch, with the ranges that give rewards a colour and advantages a length."""
+    """Return the template values of a batch: its slots and tables, the lowest and the highest reward (for the scale of
+    the colours), and the largest absolute advantage (for the scale of the bars)."""
     rewards = [it.row["reward"] for it in batch]
     tables = {"Raised most": batch.most_raised(_MOST_EXTREMES), "Lowered most": batch.most_lowered(_MOST_EXTREMES)}
     return {

@@ -29,7 +29,8 @@ def learned_from(batch: Batch) -> str:
 
 
 def outcome(step: dict[str, Any], before: Sequence[tuple[Any, ...]]) -> Iterator[str]:
-    """Return what was special about a step. `before` has loss and gradient norm of the steps before it."""
+    """Yield a sentence for each unusual thing about a step. `before` has the loss and the gradient norm of the steps
+    before it."""
     if step.get("skipped"):
         yield "The loss or the gradient was not finite, so the step was skipped: no weight changed."
     if step.get("clipped"):
@@ -45,7 +46,8 @@ def outcome(step: dict[str, Any], before: Sequence[tuple[Any, ...]]) -> Iterator
 
 
 def extremes(batch: Batch, beta: float | None) -> list[dict[str, Any]]:
-    """Return the response that was raised most and the one that was lowered most, with what explains it."""
+    """Return the response that was raised most and the one that was lowered most, each with the numbers that explain
+    this."""
     chosen = [("raised", batch.most_raised(1)), ("lowered", batch.most_lowered(1))]
     slots = {slot[0].row["slot"]: slot for slot in batch.slots}
     return [_extreme(word, found, slots[found.row["slot"]], beta) for word, drawn in chosen for found in drawn]
@@ -61,7 +63,8 @@ def _extreme(word: str, drawn: Drawn, slot: Slot, beta: float | None) -> dict[st
 
 
 def agreement(slots: Sequence[Slot]) -> str:
-    """Return how far the step followed the rewards, and what else moved responses."""
+    """Return sentences that say for how many draws the step followed the rewards, and in how many slots all rewards are
+    equal."""
     balances = any(it.row["residual"] is not None for slot in slots for it in slot)
     return " ".join([*_followed(slots, balances), *_alike(slots, balances)])
 

@@ -1,4 +1,4 @@
-"""The tokenizer that the versions of a run carry: it turns the tokens of a response into texts."""
+"""The tokenizer that is stored with a run's versions: it turns the tokens of a response into texts."""
 
 import threading
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class Tokens:
         self._tokenizer: Any = None
 
     def texts(self, tokens: Sequence[int]) -> list[str] | None:
-        """Return the text of each token; empty where a character goes on in the next token. None if no tokenizer of the
-        run knows the tokens."""
+        """Return the text of each token; empty where a character goes on in the next token. Return None if the run has
+        no readable tokenizer, or if the tokenizer does not know all tokens."""
         with self._first:
             self._tokenizer = self._tokenizer or _read(self._run)
         if self._tokenizer is None:

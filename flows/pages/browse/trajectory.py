@@ -1,4 +1,4 @@
-"""One trajectory: its tokens, the rewards of its group, and the steps that learned from it."""
+"""The page of one trajectory: its tokens, the rewards of its group, and the steps that learned from it."""
 
 from collections import Counter
 from typing import Any
@@ -66,7 +66,8 @@ def page(look: Look, tokens: Tokens, searcher: int, seq: int, row: int) -> Marku
 
 
 def _learned(draws: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return which steps learned from a trajectory, and the sum of its advantages there; None if no step did."""
+    """Return the template values about the steps that learned from a trajectory: their number, the first and the last,
+    the draws, and the sum of the trajectory's advantages. Return None if no step learned from it."""
     steps = sorted({draw["step"] for draw in draws})
     if not steps:
         return None

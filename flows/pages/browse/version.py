@@ -1,4 +1,4 @@
-"""One version: how it scored, what it generated, and how other versions responded to the same prompts."""
+"""The page of one version: how it scored, what it generated, and how other versions responded to the same prompts."""
 
 from typing import Any
 

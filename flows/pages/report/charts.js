@@ -1,5 +1,5 @@
-// What a reader can do with the charts of a report: point at them, zoom, hide lines, smooth them, see them over time.
-// charts.py draws the charts, and they are there without scripts. Points of a line have the values of the data as their
+// What a reader can do with the charts of a report: point at them, zoom, hide or smooth lines, show time for steps.
+// charts.py draws the charts, which are visible without scripts. Points of a line have the values of the data as their
 // coordinates, divided by a unit: a chart is zoomed by the view box of its plot, and tells what its points are at.
 "use strict";
 (() => {
@@ -76,7 +76,7 @@
       this.plot.setAttribute("viewBox", view);
     }
 
-    show() {  // the range that was zoomed to, and what the lines that are not hidden need
+    show() {  // the x range that was zoomed to, and the y range that the lines need which are not hidden
       this.svg.classList.toggle("is-zoomed", Boolean(this.range));
       const lines = this.curves.flatMap((curve) => all("[points]", this.shape(curve))).map(points);
       const [low, high] = this.range ?? reach(lines.flat().map(([x]) => x));
@@ -207,7 +207,7 @@
     for (const chart of charts) chart.show();
   }
 
-  function smooth(curve, share) {  // values are means of the values before, the newer the more
+  function smooth(curve, share) {  // each value becomes a weighted mean of itself and the values before it
     one(".smooth", curve)?.remove();
     if (!share) return;
     const line = all(".line", curve).at(-1), copy = line.cloneNode();

@@ -1,4 +1,4 @@
-"""`tba report RUN RUN …`: several runs on one page. Every chart has a line of each run."""
+"""`tba report RUN RUN …`: several runs on one page. Each chart has one line for each run that has data for it."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -155,7 +155,7 @@ def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> li
 
 
 def _settings(compared: Sequence[_Compared]) -> Table:
-    """Return the settings that differ, with the value of each run."""
+    """Return a table of the settings that differ between the runs, with the value of each run."""
     settings = [comparable_settings(it.run) for it in compared]
     names = sorted({name for of in settings for name in of})
     rows = [(name, *(of.get(name, "–") for of in settings)) for name in names]

@@ -133,7 +133,7 @@ def speed(steps: Table, speeds: Table, adoptions: Table) -> list[Chart]:
 
 
 def _by_role(table: Table, name: str) -> list[Series]:
-    """Return a line for each role; for many roles, the lowest, median and highest value."""
+    """Return a line for each role. For many roles, return three lines: the lowest, median and highest value."""
     found = {role: Table(table.columns, [row for row in table.rows if row[0] == role]) for role in table.column("role")}
     if len(found) <= _MOST_LINES:
         return [Series(role, rows.points(name)) for role, rows in found.items()]
@@ -147,7 +147,8 @@ def _by_role(table: Table, name: str) -> list[Series]:
 
 
 def score_charts(scores: Table) -> list[Chart]:
-    """Return a chart of the rewards of evaluations, and a chart for each measure of the task: scales differ."""
+    """Return a chart of the rewards of evaluations, and one chart for each other measure of the task, because the
+    scales of measures differ."""
     return [
         Chart(measure.replace("_", " ") or "Scores of versions", lines)
         for measure, lines in score_lines(scores).items()
@@ -155,7 +156,7 @@ def score_charts(scores: Table) -> list[Chart]:
 
 
 def score_lines(scores: Table) -> dict[str, list[Series]]:
-    """Return the lines of evaluations by measure. Rewards have an empty name."""
+    """Return the lines of the scores, grouped by measure. The rewards are under the empty text."""
     lines: dict[str, list[Series]] = {}
     for metric in dict.fromkeys(scores.column("metric")):
         of, _, measure = metric.partition("_")
@@ -169,5 +170,5 @@ def _chart(steps: Table, title: str, metric: str) -> Chart:
 
 
 def _changing(steps: Table, title: str, metric: str) -> list[Chart]:
-    """Return the chart of a schedule; none if the schedule is constant."""
+    """Return the chart of a schedule in a list, or an empty list if the schedule is constant."""
     return [_chart(steps, title, metric)] if len(set(steps.column(metric))) > 1 else []

@@ -11,7 +11,7 @@ from storage.runs.run import Run
 
 
 def section(run: Run) -> Markup:
-    """Return the section; empty text for a run that is not a fork and has no forks."""
+    """Return the section of the report; empty text for a run that is not a fork and has no forks."""
     line = [run]
     while older := line[0].older:
         line.insert(0, older)

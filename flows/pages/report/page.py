@@ -64,7 +64,8 @@ _LATER_TABLES = {"Attempts": ATTEMPTS, "Alarms": ALARMS}
 
 
 def write(run: Run, output: str | None = None) -> Path:
-    """Write the report and return its path: inside the folder of a local run, unless `output` names a file."""
+    """Write the report and return its path. The path is `output` if given. Otherwise it is a file in the folder of a
+    local run, or in the working directory for a remote run."""
     inside = run.store.local_path(layout.REPORT)
     if inside and not output and (kind := irregular_kind(inside)):
         raise StorageError(f"{inside} is {kind}, where the report would be written: move it away, or give --output")
@@ -134,7 +135,8 @@ def _facts(con: duckdb.DuckDBPyConnection, run: Run, steps: Table, scores: Table
 
 
 def _timing(steps: Table) -> list[tuple[str, float, float, float]]:
-    """Return each part of the trainer's time: its name, its total, its mean per step, and its share of all steps."""
+    """Return each part of the trainer's time: its name, its total, its mean per step, and its share of the time of all
+    steps."""
     total = _sum(steps.column("seconds_step"))
     spent = {name: _sum(steps.column(name)) for name in steps.columns if name.startswith("seconds_")}
     return [

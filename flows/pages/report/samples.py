@@ -50,7 +50,7 @@ order by step desc, trajectory_id
 
 
 def section(con: duckdb.DuckDBPyConnection) -> Markup:
-    """Return the section; empty text before the first sync."""
+    """Return the section of the report; empty text before the first sync."""
     syncs = [sync for (sync,) in con.execute(SYNCS, {"syncs": _SYNCS}).fetchall()]
     if not syncs:
         return Markup()

@@ -38,7 +38,8 @@ from ranked group by set, ceil(40 * rank / prompts) having sum(total) > 0 order 
 
 
 def section(con: duckdb.DuckDBPyConnection) -> Markup:
-    """Return the section; empty text before the first step. The view is computed once for all of its queries."""
+    """Return the section of the report; empty text before the first step. The view `selection` is computed once for all
+    queries of the section."""
     con.execute("create or replace temp table selection as from selection")
     if not ask(con, "select 1 from selection where draws > 0 limit 1").rows:
         return Markup()
