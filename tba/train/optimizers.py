@@ -153,11 +153,11 @@ class AdamW8bit(HeldAdamW):
             for it in (weight, gradient.contiguous(), *(state[it] for it in names))
         ]
         for weight_NC, gradient_NC, codes1_NC, scales1_NB, codes2_NC, scales2_NB in zip(*cut, strict=True):
-            first_NC = opened(codes1_NC, scales1_NB, signed=True).to(_precise(weight))
-            second_NC = opened(codes2_NC, scales2_NB, signed=False).to(_precise(weight))
+            first_NC = dequantised(codes1_NC, scales1_NB, signed=True).to(_precise(weight))
+            second_NC = dequantised(codes2_NC, scales2_NB, signed=False).to(_precise(weight))
             self._move_some(weight_NC, gradient_NC, (first_NC, second_NC), state["step"].clone(), options)
-            close(first_NC, codes1_NC, scales1_NB, signed=True)
-            close(second_NC, codes2_NC, scales2_NB, signed=False)
+            quantise(first_NC, codes1_NC, scales1_NB, signed=True)
+            quantise(second_NC, codes2_NC, scales2_NB, signed=False)
         state["step"] += 1
 
     def _move_some(
@@ -173,13 +173,13 @@ def _precise(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def opened(codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> Tensor:
+def dequantised(codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> Tensor:
     """Return [N, C]: the numbers that the codes stand for."""
     levels, _ = _levels(signed, codes_NC.device)
     return levels[codes_NC.int()].mul_(_spread(scales_NB, codes_NC))
 
 
-def close(number_NC: Tensor, codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> None:
+def quantise(number_NC: Tensor, codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> None:
     """Store numbers as codes and scales, which are changed in place."""
     columns, blocks = number_NC.shape[-1], scales_NB.shape[-1]
     padded_NC = nn.functional.pad(number_NC.abs(), (0, blocks * BLOCK - columns))
