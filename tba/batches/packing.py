@@ -135,8 +135,9 @@ def packed_logps(
 
 
 def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
-    """Return the batch as groups, one per prompt, in the order of the batch, and a flat boolean mask with one entry for
-    each token of all responses in order. The mask is true where the token counts in the loss."""
+    """Return the rows of a batch as groups, in order: consecutive rows with the same prompt are one group. Also return
+    a flat boolean mask with one entry for each token of all responses in order. The mask is true where the token counts
+    in the loss."""
     parts, counted = list[tuple[tuple[int, ...], tuple[int, ...]]](), list[bool]()
     shared_B = prompt_lengths(batch).repeat_interleave(batch.responses_per_prompt).tolist()
     rows = zip(batch.tokens_BT.tolist(), batch.response_mask_BT.tolist(), shared_B, batch.lengths, strict=True)

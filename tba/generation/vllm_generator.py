@@ -1,4 +1,4 @@
-"""A generator that samples responses with vLLM, whose engine runs in processes of its own beside the role.
+"""A generator that samples responses with vLLM, whose engine runs in separate processes.
 
 Each response is a request with its own seed, so that a response is determined by the weights, the prompt, the seed, the
 temperature and `top_p`, up to rounding. Requests for the same prompt and version share the keys and values of the

@@ -27,8 +27,8 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_I
 
 
 def check_files(folder: Path) -> None:
-    """Raise Damaged, naming the file and its fault, if a library could not read one of the files in a model's
-    folder."""
+    """Raise Damaged, naming the file and its fault, if a small file of a model's folder is unreadable, or if a weight
+    file is not a regular file. The contents of weight files are not read."""
     if fault := why_damaged(folder):
         raise Damaged(f"{folder}: {fault}")
 

@@ -1,8 +1,8 @@
 """The forms of AdamW that a trainer can use: torch's own, one with moments of 8 bits, and one whose moments and updates
 are in main memory.
 
-Every form keeps its state in plain tensors, for the part of each parameter that a process holds. Their rows are the
-rows of the parameter. So any number of ranks can read the state that any number of ranks has stored.
+Every form keeps its state in plain tensors, for the part of each parameter that a process holds. The rows of these
+tensors are the rows of the parameter. So any number of ranks can read the state that any number of ranks has stored.
 """
 # Shapes: N rows, C columns, of a weight as a matrix whose columns are its last dimension; B blocks of a row.
 
@@ -41,7 +41,8 @@ def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingConfig,
 
 
 def check_fits(stored: OptimizerName, chosen: OptimizerName) -> None:
-    """Raise ConfigError if the chosen optimizer cannot continue with the moments that another optimizer has stored."""
+    """Raise ConfigError if the optimizer `chosen` cannot continue with the moments that the optimizer `stored` has
+    stored."""
     if not same_moments(stored, chosen):
         raise ConfigError(
             f"training.optimizer must be {stored!r}, which wrote the checkpoint, or an optimizer with moments of the "
@@ -180,7 +181,8 @@ def dequantised(codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> Tensor:
 
 
 def quantise(number_NC: Tensor, codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> None:
-    """Store numbers as codes and scales, which are changed in place."""
+    """Quantise the numbers, and write their codes and scales into `codes_NC` and `scales_NB`. If `signed` is false, no
+    number gets the code that stands for 0."""
     columns, blocks = number_NC.shape[-1], scales_NB.shape[-1]
     padded_NC = nn.functional.pad(number_NC.abs(), (0, blocks * BLOCK - columns))
     scales_NB.copy_(padded_NC.unflatten(1, (blocks, BLOCK)).amax(dim=-1))
