@@ -32,8 +32,9 @@ def module_command(module: str) -> list[str]:
 
 
 class Child:
-    """A process that serves this one. Its standard input and output carry messages. SIGTERM and SIGINT are blocked in
-    the child from the start, because the parent, which gets these signals too, may still need the child."""
+    """A child process that serves the current process. Its standard input and output carry messages. SIGTERM and SIGINT
+    are blocked in the child from the start, because the parent, which gets these signals too, may still need the
+    child."""
 
     def __init__(self, what: str, command: Sequence[str], *, env: Mapping[str, str] | None = None):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child inherits which signals are blocked

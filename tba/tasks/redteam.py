@@ -87,7 +87,8 @@ class Options:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights of victim and classifier."""
     victim_device: str = "auto"
-    """Device of the victim. `auto` uses a GPU if there is one. The next two settings are the same for the other models."""
+    """Device of the victim. `auto` uses a GPU if there is one. The next two settings name the devices of the other
+    models."""
     classifier_device: str = "auto"
     embeddings_device: str = "auto"
 

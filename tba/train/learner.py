@@ -95,8 +95,8 @@ class Learner:
         )
 
     def learn(self, step: int, batch: Batch) -> Learned:
-        """Update the policy, and the second model if there is one, once, on the mean of the groups' losses. Update no
-        weight if the loss or a gradient norm is not finite."""
+        """Take one gradient step of the policy, and of the second model if there is one, on the mean of the groups'
+        losses. Update no weight if the loss or a gradient norm is not finite."""
         training = self.config.training
         beta, factor = beta_at(step, self.objective), learning_rate_factor(step, training)
         batch = replace(batch, reference_power=reference_power_at(step, self.objective))
