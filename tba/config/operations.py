@@ -32,8 +32,9 @@ class LimitsConfig:
     stop_grace: Seconds = 60.0
     """Minimum number of seconds that a role has for an orderly stop before it is killed. Raise it if roles are killed
     while they are still writing. A role measures how long it needs to stop; if twice this time is more than the
-    minimum, the role gets twice this time. The time starts over whenever the role makes progress, but in total it is at
-    most multiplied by four. A shorter limit from outside, such as Prefect's, still applies."""
+    minimum, the role gets twice this time. The time starts over whenever the role makes progress, but the whole stop
+    may take at most four times as long as one such time. A shorter limit from outside, such as Prefect's, still
+    applies."""
     max_restarts: Count = 5
     """Maximum number of restarts of one role within `restart_window` seconds, and also of restarts in a row without
     progress. If the role ends once more, the run fails."""

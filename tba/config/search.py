@@ -17,9 +17,9 @@ class SamplingConfig:
     is a prompt with its `training.responses_per_prompt` responses. Other slots are drawn from all data. Higher values
     train on fresher data."""
     inv_temp: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """How strongly slots that are drawn from all data prefer high rewards. The slot draws among the responses to its
-    prompt, with probability proportional to exp(inv_temp x reward). Higher values prefer high rewards more; 0 draws
-    uniformly."""
+    """How strongly slots that are drawn from all data prefer high rewards. Each of these slots draws among the
+    responses to its prompt, with probability proportional to exp(inv_temp x reward). Higher values prefer high rewards
+    more; 0 draws uniformly."""
     capacity: Positive = 100
     """Maximum number of responses per prompt that can be drawn; `evict` says which ones, and with `worst` the newest
     can exceed this number. Higher values train on more different, and older, responses. The log keeps all responses."""

@@ -122,9 +122,10 @@ class SyncConfig:
     """Number of newest versions that are kept; with `sync.lag`, at least 2 more than the lag. The first version, and
     versions that are to be evaluated, are kept as well."""
     whole_every: Positive = 1
-    """Number of consecutive versions of which the first is stored whole; 1 stores all whole. Each of the others is
-    stored as its difference from the last whole version, or whole if the difference takes half the space or more.
-    Higher values pay off when searchers fetch bfloat16 versions over a network and the learning rate is small."""
+    """Number of consecutive versions that form a group. The first version of each group is stored whole; 1 stores all
+    versions whole. Each other version is stored as its difference from the last whole version, or whole if the
+    difference takes half the space or more. Higher values pay off when searchers fetch bfloat16 versions over a network
+    and the learning rate is small."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
     """Number of newest checkpoints that are kept. Older checkpoints are removed."""
 

@@ -41,8 +41,8 @@ class PolicyGradient(Objective):
     the correction, or the penalty, declares `correction_level` or `penalty` itself."""
 
     correction: CorrectionKind = "none"
-    """Off-policy correction: how the loss accounts for responses that another policy sampled. `none` does not account
-    for this. docs/objectives.md has the formulas."""
+    """Off-policy correction: how the loss accounts for responses that another policy sampled. `none`: not at all.
+    docs/objectives.md has the formulas of the others."""
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Importance ratios are clipped below 1 minus this value. Higher values allow larger updates."""
     clip_high: Annotated[float, Field(ge=0, le=1e9)] = 0.2
