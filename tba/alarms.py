@@ -16,14 +16,15 @@ class Alarm(NamedTuple):
 
 class Alarms:
     """The alarms of one role. The role reports them with `tell(kind, message, severity, **data)`. An alarm is over once
-    `patience` looks in a row have not found it."""
+    it was absent from `patience` looks in a row."""
 
     def __init__(self, tell: Callable[..., None], *, patience: int = 1):
         self.tell, self.patience = tell, patience
         self.held: dict[tuple[str, str], _Held] = {}
 
     def look(self, found: Iterable[Alarm]) -> None:
-        """Compare the alarms that hold at this moment, `found`, with those of the last look, and report the changes."""
+        """Report each alarm in `found` that is new, and each earlier alarm that is over. `found` must have all alarms
+        that hold at this moment."""
         present = {(alarm.kind, alarm.of): alarm for alarm in found}
         for key, alarm in present.items():
             if key not in self.held:

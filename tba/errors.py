@@ -6,7 +6,7 @@ TBAError
 ├── StorageError         an object is missing, damaged or refused (names the key)
 │   ├── AlreadyExists    a create-only name is taken (also a FileExistsError)
 │   ├── Missing          no such object (also a FileNotFoundError)
-│   ├── Conflict         a compare-and-swap lost
+│   ├── Conflict         another writer changed an object first (a compare-and-swap failed)
 │   ├── Damaged          an object is not what its name or checksum promises
 │   └── UnsafeStore      the object store ignores conditional writes
 ├── Superseded           another incarnation of this role has taken over: stop, touch nothing

@@ -1,5 +1,5 @@
-"""Drawn trajectories as columns of NumPy arrays. Storage returns them, and a batch is made of them. Columns avoid one
-Python object per row or number."""
+"""Drawn trajectories as columns of NumPy arrays. Storage returns these columns, and `tba.batches` makes a batch of
+them. Columns avoid one Python object per row or number."""
 # Shapes: B rows, N elements of all rows together.
 
 from collections.abc import Sequence
@@ -51,8 +51,9 @@ class Fetched:
     finished_B: np.ndarray  # bool
     behaviour_logps: Lists | None = None  # one per token of the response; None if not asked for
     loss_mask: Lists | None = None  # one bool per token: True if the policy wrote it; None if it wrote all tokens
-    step_ends: Lists | None = None  # token count at the end of each step; None if not asked for, empty if not stored
-    step_values: Lists | None = None  # value of the state before each step; None or empty as for `step_ends`
+    # The next two are None if they were not asked for. In a row whose values are not stored, they are empty.
+    step_ends: Lists | None = None  # number of tokens up to the end of each reasoning step
+    step_values: Lists | None = None  # value of the state before each reasoning step
 
     def __len__(self) -> int:
         return len(self.trajectory_ids)

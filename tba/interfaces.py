@@ -1,5 +1,5 @@
-"""The interfaces (protocols) that the roles need from the rest of the system: tasks, generators and storage. Classes in
-`storage` and `flows` satisfy them by their methods, without inheriting."""
+"""The interfaces (protocols) that the roles need: tasks, generators and storage. Classes in `tba`, `storage` and
+`flows` satisfy them by their methods, without inheriting."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,8 +37,8 @@ class Task(Protocol):
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Make prompts of the rows, and leave out prompts that are too long. Raise DataError, which names the row and
-        the field, if a row is malformed."""
+        """Make prompts of the rows, and leave out prompts of more than `max_tokens` tokens. Raise DataError, which
+        names the row and the field, if a row is malformed."""
         ...
 
     def reward(self, prompt: Prompt, response: Response) -> Reward: ...
@@ -66,8 +66,8 @@ class ScoresTogether(Protocol):
     """A task that computes the rewards of many responses in one call, for example with a reward model."""
 
     def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
-        """Return one reward for each response, in order. One call gets the responses of a round, or of a part of an
-        evaluation."""
+        """Return one reward for each response, in order. One call gets many responses, for example those of a shard or
+        of a part of an evaluation."""
         ...
 
 
@@ -90,7 +90,7 @@ class Locate(Protocol):
 
 @runtime_checkable
 class Measures(Protocol):
-    """A task whose evaluations have measures of their own beside the mean reward."""
+    """A task whose evaluations have measures of their own, in addition to the mean reward."""
 
     needs_reference: bool
     """True if the measures also need log-probabilities under the reference."""
@@ -102,8 +102,9 @@ class Measures(Protocol):
         ref_logps: Sequence[Sequence[float]] | None,
     ) -> Mapping[str, float]:
         """Return the measures over all responses of an evaluation, by name. A measure `kl` is stored as `greedy_kl` or
-        `sampled_kl`. `ref_logps` has one log-probability for each token of each response, at the temperature of the
-        response's `logps`. As in `logps`, tokens that the policy did not write have 0."""
+        `sampled_kl`. `ref_logps` is None unless `needs_reference` is true. It has one log-probability for each token of
+        each response, at the temperature of the response's `logps`. As in `logps`, tokens that the policy did not write
+        have 0."""
         ...
 
 
@@ -128,22 +129,22 @@ class TakesTurns(Protocol):
     the environment, and `reward` finds their texts in `response.turns`."""
 
     def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
-        """Return the tokens of the environment's next turn, or None to end the response. The task makes these tokens as
-        `prompts` makes those of a prompt. Nothing is added before or after them: if the policy's chat template needs
-        tokens there, the task must return these too. `turns` has the texts of all turns so far: first the policy's,
-        then alternately the environment's and the policy's. The result must depend on the prompt and the turns
-        alone."""
+        """Return the tokens of the environment's next turn, or None to end the response. Nothing is added before or
+        after these tokens: if the policy's chat template needs tokens between two turns, the task must return them too.
+        `turns` has the texts of all turns so far: first the policy's, then alternately the environment's and the
+        policy's. The result must depend on the prompt and the turns alone."""
         ...
 
 
 @runtime_checkable
 class SplitsIntoSteps(Protocol):
-    """A task that says where the steps of a response end. For other tasks, each line is a step."""
+    """A task that divides a response into reasoning steps, and says where each step ends. For other tasks, each line is
+    a step."""
 
     def step_ends(self, text: str) -> Sequence[int]:
-        """Return the positions in the text at which steps end, each as the number of characters before it. The start
-        and the end of the text need not be included. A step consists of whole tokens: it ends with the first token
-        that reaches the position."""
+        """Return the positions in the text at which reasoning steps end, each as the number of characters before it.
+        The start and the end of the text need not be included. A step consists of whole tokens: it ends with the first
+        token that reaches the position."""
         ...
 
 
@@ -156,14 +157,14 @@ class InFlight(Protocol):
     def submit(self, requests: Sequence[Request]) -> None: ...
 
     def step(self) -> Collection[tuple[Request, Response]]:
-        """Generate for a moment, such as one token, and return the responses that finished meanwhile. Return nothing,
-        without delay, if no request is in flight."""
+        """Generate for a moment, for example one token of each response. Return the responses that finished in this
+        call, each with its request. Return nothing, without delay, if no request is in flight."""
         ...
 
 
 class Generator(InFlight, Protocol):
-    """Samples responses, and owns the weights that it samples with. The response to a seed does not depend on the other
-    requests in the batch."""
+    """Samples responses, and owns the weights that it samples with. Apart from rounding, a response does not depend on
+    the other requests in the batch."""
 
     @property
     def tokenizer(self) -> Any:
@@ -172,8 +173,8 @@ class Generator(InFlight, Protocol):
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder. Requests in flight continue with the new weights.
-        Raise Busy if the requests in flight cannot continue; the version can then be adopted once they have
-        finished."""
+        An engine that holds several adapters is an exception: each request in flight keeps its adapter. Raise Busy if
+        the requests in flight prevent the change; the version can then be adopted once they have finished."""
         ...
 
     def close(self) -> None:
@@ -199,25 +200,28 @@ class ReferenceScorer(Protocol):
 
     def token_logps(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
-    ) -> list[list[tuple[float, ...]]]: ...
+    ) -> list[list[tuple[float, ...]]]:
+        """Return, for each prompt and each of its responses, one log-probability per token of the response."""
+        ...
 
 
 class TrajectoryLog(Protocol):
     """The part of the replay log that a searcher uses."""
 
     def next_seq(self, searcher: int) -> int:
-        """Return the lowest sequence number under which this searcher has stored no shard."""
+        """Return the sequence number of this searcher's next shard: the lowest number above those that sync records
+        name, under which no shard is stored."""
         ...
 
     def asked(self, searcher: int, seqs: Iterable[int]) -> Sequence[Asked]:
-        """Return the requests that the trajectories in these shards of this searcher answer. Shards that are not stored
-        or cannot be read are skipped."""
+        """Return the requests that the trajectories in these shards of this searcher answer. Shards that are not
+        stored, or are damaged, are skipped."""
         ...
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
         """Store one shard under the name derived from `searcher` and `seq`, and return the name. If a shard with the
-        same content has this name already, do nothing more. Raise Superseded if a shard with other content has this
-        name: another incarnation of the searcher has stored it."""
+        same content is stored under this name already, do nothing more. Raise Superseded if a shard with other content
+        has this name: another incarnation of the searcher has stored it."""
         ...
 
 
@@ -226,37 +230,39 @@ class ReplayBuffer(Protocol):
     and the sync records."""
 
     def sync(self, sync: int, *, step: int) -> int:
-        """Apply record `sync` and return the number of trajectories that the record admits. If no record `sync` is
-        stored, write one first. It admits all trajectories that have arrived; with `sync.lag` only those up to the
-        round `sync` of each searcher, and in a replay those that the parent had admitted by `step`."""
+        """Apply sync record `sync`, so that the trajectories that it admits can be drawn. Return the number of these
+        trajectories. If the record is not stored yet, write it first. A new record admits all trajectories that have
+        arrived. With `sync.lag`, it admits only those up to round `sync` of each searcher. In a replay, it admits those
+        that the parent had admitted by `step`."""
         ...
 
     def replay(self, sync: int) -> None:
-        """Apply the stored records up to and including `sync`. Raise Missing if one of them is not stored."""
+        """Apply the stored sync records up to and including `sync`. Raise Missing if one of them is not stored."""
         ...
 
     def recorded(self, sync: int) -> bool:
-        """True if record `sync` is stored."""
+        """True if sync record `sync` is stored."""
         ...
 
     def ready(self, sync: int, *, step: int, until: int) -> bool:
-        """True if record `sync` is stored, or if all trajectories that the record must admit have arrived. With
-        `sync.lag`, these are round `sync` of every searcher. With `sampling.max_age`, at least a batch of trajectories
-        must be young enough at every step up to `until`, the step of the next sync; trajectories that earlier records
-        admitted count too. Otherwise the record need not admit anything, and the result is True."""
+        """True if the trainer need not wait before sync record `sync`. With `sync.lag`, every searcher must have stored
+        round `sync`. Otherwise, with `sampling.max_age`, at least a batch of the trajectories that have arrived or were
+        admitted must still be young enough at step `until`, the step of the next sync. Always True without both
+        settings, in a replay, and once the record is stored."""
         ...
 
     def waiting(self) -> int:
-        """Return the number of trajectories that have arrived but are not admitted by any record yet."""
+        """Return the number of trajectories that have arrived but that no sync record has admitted yet."""
         ...
 
     def queues(self) -> dict[str, Any]:
-        """Return, as JSON values, which prompts have been drawn since each queue was last refilled. The values describe
-        the queues after the newest applied record, before any draw that follows the record."""
+        """Return the state of the prompt queues as JSON values: which prompts each queue has given out since it was
+        last refilled. The state is that after the newest applied sync record, before any draw that follows this
+        record."""
         ...
 
     def restore(self, queues: Mapping[str, Any]) -> None:
-        """Continue with the queues that a checkpoint kept."""
+        """Continue with the prompt queues that a checkpoint kept."""
         ...
 
     def draw(self, step: int) -> list[Draw]: ...
@@ -270,8 +276,8 @@ class Ledger(Protocol):
     """The record of what each gradient step drew and measured, written once per sync."""
 
     def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
-        """Store the records of the steps up to sync `sync`, under the name of this attempt. `weights_sha256` is the
-        digest of the weights after the last of these steps."""
+        """Store the records of the steps that sync `sync` closes, under the name of this attempt. `weights_sha256` is
+        the digest of the weights after the last of these steps."""
         ...
 
 
@@ -313,14 +319,18 @@ class VersionStore(Protocol):
         ...
 
     def newest(self) -> Version | None:
-        """Return the complete version with the highest number among the versions of the highest attempt."""
+        """Return the complete version with the highest number among the versions of the highest attempt, or None if no
+        version is complete."""
         ...
 
     def reference(self) -> Version | None:
-        """Return version 0 of the earliest attempt that has one: the policy before training."""
+        """Return version 0 of the earliest attempt that has one, which is the policy before training, or None if there
+        is none."""
         ...
 
-    def step(self, version: Version) -> int: ...
+    def step(self, version: Version) -> int:
+        """Return the gradient step after which this version was published."""
+        ...
 
     def load(self, version: Version) -> Path:
         """Return a local folder with the verified files of a version."""
@@ -353,7 +363,7 @@ class EvaluationLog(Protocol):
 
 
 class MetricLog(Protocol):
-    """A destination for metrics beside the ledger. Its methods never raise."""
+    """A destination for metrics in addition to the ledger. Its methods never raise."""
 
     def write(self, metrics: Metrics, *, step: int) -> None: ...
 

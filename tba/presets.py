@@ -125,7 +125,8 @@ PRESETS = {"quickstart": quickstart, "gsm8k": gsm8k, "math": math_, "tldr": tldr
 
 
 def preset(name: str) -> Config:
-    """Return the settings of a preset. `auto` lets the trainer compute in bfloat16 on a GPU."""
+    """Return the settings of a preset, with `training.compute_dtype` set to `auto`: on a GPU the trainer then computes
+    in bfloat16."""
     if name not in PRESETS:
         raise ConfigError(f"unknown task {name!r}; known: {', '.join(PRESETS)}")
     return PRESETS[name]().replace({"training.compute_dtype": "auto"})

@@ -9,14 +9,15 @@ def request_seed(seed: int, searcher: int, round: int, slot: int) -> int:
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """Return the seed of a turn of a response. Turns count from 0, and turn 0 has the seed of the response."""
+    """Return the seed of a turn of the policy, in a response whose seed is `seed`. The policy's turns count from 0, and
+    turn 0 has the seed of the response."""
     if turn == 0:
         return seed
     return seed_of(f"{seed}:turn:{turn}")
 
 
 def continuation_seed(seed: int, tokens: int, number: int) -> int:
-    """Return the seed of continuation `number` of a response that is cut after `tokens` tokens."""
+    """Return the seed of continuation `number` of a response whose seed is `seed`, cut after `tokens` tokens."""
     return seed_of(f"{seed}:continuation:{tokens}:{number}")
 
 

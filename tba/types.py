@@ -60,7 +60,7 @@ class Version(NamedTuple):
 
 
 class Base(NamedTuple):
-    """A version that is stored whole. Other versions may be stored as their difference from this one."""
+    """A version that is stored whole. Other versions may be stored as their difference from this version."""
 
     version: Version
     folder: Path  # its files on this machine
@@ -79,7 +79,8 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Request:
-    """A request for one response from a generator. Requests compare by identity: two of them are never equal."""
+    """A request for one response from a generator. Requests compare by identity: two distinct requests are never
+    equal."""
 
     prompt: Prompt
     seed: int
@@ -101,8 +102,8 @@ class Response:
     seed: int
     version_start: Version
     version_end: Version
-    generate_seconds: float  # this response's share of the batch it was generated in
-    loss_mask: tuple[bool, ...] | None = None  # [T] which tokens the policy wrote; None: all. Others have logps of 0
+    generate_seconds: float  # sum of this response's equal shares of the time in which its batch was generated
+    loss_mask: tuple[bool, ...] | None = None  # [T] which tokens the policy wrote; None: all. Other tokens have logp 0
     turns: tuple[str, ...] = ()  # the turns that make up `text`, if the task takes turns; the policy's come first
 
 
@@ -131,9 +132,9 @@ class Trajectory:
     response_tokens: tuple[int, ...]
     behaviour_logps: tuple[float, ...]
     ref_logps: tuple[float, ...]
-    loss_mask: tuple[bool, ...] | None = None  # which tokens the policy wrote; None: all. Others have logps of 0
-    step_ends: tuple[int, ...] | None = None  # number of tokens up to the end of each step; None: not divided
-    step_values: tuple[float, ...] | None = None  # the policy's mean reward from the state before each step
+    loss_mask: tuple[bool, ...] | None = None  # which tokens the policy wrote; None: all. Other tokens have logp 0
+    step_ends: tuple[int, ...] | None = None  # number of tokens up to the end of each reasoning step; None: not divided
+    step_values: tuple[float, ...] | None = None  # estimated value of the state before each reasoning step
     reference_version: Version
     reward: float
     reward_parts: Mapping[str, float] = field(default_factory=dict)
@@ -168,7 +169,7 @@ class Draw:
     prompt_id: str
     branch: Branch
     weight: float  # probability that the first response drawn for the slot is this trajectory
-    age: int  # steps since the version that generated the trajectory
+    age: int  # gradient steps since the version that generated the trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +178,7 @@ class Outcome:
 
     slot: int
     position: int
-    # A skipped step stores None for each of these that is not finite.
+    # If the step was skipped, each of the numbers below that is not finite is stored as None.
     advantage: float | None
     residual: float | None  # None if the objective has no residual
     log_z: float | None  # None if the objective has no log Z

@@ -32,8 +32,8 @@ class Batch:
     ref_logp_BT: Tensor | None = None  # float32: log-probability of each counted token under the reference; 0 elsewhere
     behaviour_logp_BT: Tensor | None = None  # float32: log-probability of each counted token when sampled; 0 elsewhere
     reference_power: float = 1.0  # power of the reference in the target of this gradient step
-    step_value_BT: Tensor | None = None  # float32: value of the state before the token's step; 0 elsewhere
-    step_next_BT: Tensor | None = None  # float32: value of the state after the token's step; the reward after the last
+    step_value_BT: Tensor | None = None  # float32: value of the state before the token's reasoning step; 0 elsewhere
+    step_next_BT: Tensor | None = None  # float32: value of the state after this reasoning step; 0 elsewhere
 
     @property
     def groups(self) -> int:
@@ -55,11 +55,13 @@ def batch_metrics(draws: Sequence[Draw], batch: Batch) -> Metrics:
 
 
 def known(metrics: Metrics) -> Metrics:
-    """Leave out metrics that are not finite: they would make every sum or mean with them useless."""
+    """Return the metrics that are finite. Any other metric would make every sum or mean with it useless."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 class Padded(NamedTuple):
+    """Rows of prompt and response, padded on the right. `lengths` has the number of tokens of each row."""
+
     tokens_BT: Tensor
     response_mask_BT: Tensor
     lengths: tuple[int, ...]
@@ -77,11 +79,11 @@ def collate(
 ) -> Batch:
     """Make a batch in which each K consecutive rows are a group.
 
-    A finished response ends with EOS, which counts if `include_eos`. All tokens of a truncated response count. The EOS
-    of an earlier turn always counts, because with it the policy hands over to the environment. The model reads the
-    environment's tokens, but they never count, whatever log-probabilities are stored for them. With `by_token`, the
-    batch also has the log-probabilities of each token, and with `by_step` the values of the states between the steps of
-    a response.
+    A finished response ends with EOS, which counts if `include_eos` is true. All tokens of a truncated response count.
+    The EOS of an earlier turn always counts, because with it the policy hands over to the environment. The model reads
+    the environment's tokens, but they never count, whatever log-probabilities are stored for them. With `by_token`, the
+    batch also has the log-probabilities of each token. With `by_step`, it also has the values of the states before and
+    after each reasoning step.
     """
     _check_groups(fetched, responses_per_prompt)
     counted_B = _counted(fetched, include_eos)
@@ -162,7 +164,7 @@ def stretches(count: int, cost: Callable[[slice], int], most: int | None) -> Ite
 
 
 def groups_in(batch: Batch, groups: slice) -> Batch:
-    """Return some groups of a batch, padded only to the longest of their own rows."""
+    """Return a range of a batch's groups as a batch, padded only to the longest of its own rows."""
     rows = slice(groups.start * batch.responses_per_prompt, groups.stop * batch.responses_per_prompt)
     width = max(batch.lengths[rows])
     return Batch(
@@ -181,7 +183,7 @@ def groups_in(batch: Batch, groups: slice) -> Batch:
 
 
 def taken(batch: Batch, groups: Sequence[int]) -> Batch:
-    """Return the groups with these numbers, in the given order."""
+    """Return the groups with these numbers as a batch, in the order of `groups`."""
     k = batch.responses_per_prompt
     rows = [group * k + j for group in groups for j in range(k)]
     tensors = {it.name: value for it in fields(batch) if isinstance(value := getattr(batch, it.name), Tensor)}
@@ -200,7 +202,7 @@ def prompt_lengths(batch: Batch) -> Tensor:
 
 
 def _spread(values: Lists, padded: Padded) -> Tensor:
-    """Return the numbers of the response tokens, each at the position of its token, and 0 elsewhere."""
+    """Return [B, T]: the number of each response token at the position of this token, and 0 elsewhere."""
     mask_BT = padded.response_mask_BT.cpu()
     spread_BT = torch.zeros(mask_BT.shape, dtype=torch.float32).masked_scatter(
         mask_BT, torch.from_numpy(values.elements_N).float()
@@ -216,8 +218,8 @@ def _behaviour_logps(fetched: Fetched) -> Lists:
 
 
 def _step_values(fetched: Fetched) -> tuple[Lists, Lists]:
-    """Return, for each response token, the value of the state before the token's step, and the value of the state after
-    this step. After the last step, the value is the reward."""
+    """Return two numbers for each response token: the value of the state before the token's reasoning step, and the
+    value of the state after this step. After the last step, the value is the reward."""
     ends, values = fetched.step_ends, fetched.step_values
     if ends is None or values is None:
         raise DataError("the batch was fetched without the values of its steps")
@@ -245,7 +247,8 @@ def _loss_mask(fetched: Fetched) -> Lists | None:
 
 
 def _counted(fetched: Fetched, include_eos: bool) -> np.ndarray:
-    """Return how many tokens of each response count."""
+    """Return the number of tokens of each response that count in the loss: all, or, if `include_eos` is false, all but
+    the EOS of a finished response."""
     _check_lengths(fetched, fetched.ref_logps, "reference log-probabilities")
     length_B = fetched.response_tokens.lengths_B
     if include_eos:

@@ -54,7 +54,7 @@ def logps_at(
     model: Any, places: Tensor | tuple[Tensor, ...], tokens_N: Tensor, *, temperature: float, **inputs: Tensor
 ) -> Tensor:
     """Return [N]: log softmax(logits / temperature) of the tokens, in float32 or higher precision. `places`, a mask or
-    indices, says at which of the [B, T] positions they are predicted."""
+    indices, gives the [B, T] positions at which the model predicts these tokens."""
     head: nn.Module | None = model.get_output_embeddings()
     if model not in _changing and _is_plain(head):
         hidden_ND = _projected_at(model, head, places, **inputs)
@@ -135,9 +135,9 @@ def _computed_in(head: nn.Linear) -> torch.dtype:
 
 
 class _ProjectedLogps(torch.autograd.Function):
-    """Projects, normalises and differentiates a few rows at a time, so that the logits of all rows never exist at once.
-    Products are computed in the type `computed`, forward and backward. Autograd converts each gradient to the type of
-    its tensor."""
+    """Projects, normalises and differentiates a few rows at a time. For the backward pass it keeps at most `kept_bytes`
+    of logits, and computes all others again. Products are computed in the type `computed`, forward and backward.
+    Autograd converts each gradient to the type of its tensor."""
 
     @staticmethod
     def forward(
@@ -213,7 +213,7 @@ def chosen_logps(logits_NV: Tensor, tokens_N: Tensor, *, temperature: float) -> 
 
 class _ChosenLogps(torch.autograd.Function):
     """Keeps only the logits for the backward pass. The plain expression would keep several copies of the logits in
-    float32, or pass them on."""
+    float32."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:

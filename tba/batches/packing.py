@@ -135,7 +135,9 @@ def packed_logps(
 
 
 def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
-    """Return the rows of a batch as groups with the same prompt, in order, and which of the M response tokens count."""
+    """Return the rows of a batch as groups, in order: consecutive rows with the same prompt are one group. Also return
+    a flat boolean mask with one entry for each token of all responses in order. The mask is true where the token counts
+    in the loss."""
     parts, counted = list[tuple[tuple[int, ...], tuple[int, ...]]](), list[bool]()
     shared_B = prompt_lengths(batch).repeat_interleave(batch.responses_per_prompt).tolist()
     rows = zip(batch.tokens_BT.tolist(), batch.response_mask_BT.tolist(), shared_B, batch.lengths, strict=True)
@@ -160,9 +162,9 @@ def row_logps(
     tokens_per_call: int,
     counted_M: Tensor | None = None,
 ) -> Tensor:
-    """Return [R]: the log-probabilities of the response tokens that `counted_M` marks, or of all response tokens if it
-    is None, one response after the other. Raise CannotPack if the model turns out to need more from attention.
-    Attention takes several short sequences per call, padded to at most `tokens_per_call` tokens."""
+    """Return [R]: the log-probabilities of the response tokens that `counted_M` marks, or of all response tokens if
+    `counted_M` is None, one response after the other. Raise CannotPack if the model turns out to need more from
+    attention. Attention takes several short sequences per call, padded to at most `tokens_per_call` tokens."""
     row, predicts_R, targets_R = _row_of(model, groups, tokens_per_call, counted_M)
     with attending(model, row):
         places = (torch.zeros_like(predicts_R), predicts_R)
@@ -303,8 +305,8 @@ _row: ContextVar[Row] = ContextVar("row")
 
 @contextmanager
 def attending(model: PreTrainedModel, row: Row) -> Iterator[None]:
-    """Within this block, the model uses our attention, which processes this row. Afterwards the model has its own
-    attention back."""
+    """In the `with` block, the model uses our attention, which processes this row. Afterwards the model uses its own
+    attention again."""
     before, token = model.config._attn_implementation or "eager", _row.set(row)
     try:
         model.set_attn_implementation(ATTENTION)

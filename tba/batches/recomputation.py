@@ -36,8 +36,7 @@ _again: ContextVar[Around] = ContextVar("again", default=nullcontext)
 
 @contextmanager
 def again_in(around: Around) -> Iterator[None]:
-    """Within this block, layers that are computed again are computed inside a context that `around` makes, a new one
-    each time."""
+    """In the `with` block, whenever a layer is computed again, `around` makes a context in which this happens."""
     token = _again.set(around)
     try:
         yield
@@ -47,7 +46,7 @@ def again_in(around: Around) -> Iterator[None]:
 
 @contextmanager
 def keeping_little(model: nn.Module) -> Iterator[None]:
-    """A forward pass in this block keeps only the inputs of layers. After the block, each layer has its former
+    """In the `with` block, a forward pass keeps only the inputs of layers. After the block, each layer has its former
     `forward` back."""
     layers = layers_of(model) if torch.is_grad_enabled() else []
     own = [vars(layer).get("forward") for layer in layers]

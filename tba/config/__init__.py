@@ -1,6 +1,6 @@
-"""Settings of a run: frozen, checked before anything starts, stored beside the run as JSON.
+"""All settings of a run. They are frozen, checked before anything starts, and stored in the run's `run.json`.
 
-`Config` has a section for each topic. Every refusal names the setting, the value and the range.
+`Config` has a section for each topic. An error names the setting, its value and what the setting allows.
 """
 
 from tba.config.config import Config, parse, parse_known, parse_options

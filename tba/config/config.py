@@ -1,9 +1,9 @@
-"""All settings of a run: frozen, checked before anything starts, and stored beside the run as JSON.
+"""All settings of a run. They are frozen, checked before anything starts, and stored in the run's `run.json`.
 
 Numbers that follow from settings are properties. `replace({"training.steps": 10})` makes a copy with changed settings.
-Every error names the setting, the value and the range.
-Symbols in comments are those of the paper: B prompts per step, K responses per prompt in a step, S responses per prompt
-and visit, k steps per sync, m the share of the newest data.
+An error names the setting, its value and what the setting allows. Symbols in comments are those of the paper: B prompts
+per step, K responses per prompt in a step, S responses per prompt and visit, k steps per sync, m the share of the
+newest data.
 """
 
 import math
@@ -33,7 +33,7 @@ class Config:
     """All settings of a run."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of everything random."""
+    """Seed of all random choices."""
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     objective: AnyObjective = Field(default_factory=TrajectoryBalance)
@@ -71,12 +71,12 @@ class Config:
 
     @property
     def most_at_first(self) -> int:
-        """Maximum number of trajectories before the first step, if `search.rounds_per_version` is set."""
+        """Maximum number of trajectories before the first step, if `search.rounds_per_version` is set; otherwise 0."""
         return (self.search.rounds_per_version or 0) * self.search.searchers * self.responses_per_round
 
     @property
     def prompts_in_step(self) -> int:
-        """Number of prompts that all searchers visit in one round."""
+        """Number of prompts that all searchers together visit in one round."""
         return self.search.searchers * self.search.prompts_per_round
 
     @property
@@ -92,7 +92,7 @@ class Config:
 
     @property
     def awaits_searchers(self) -> bool:
-        """True if a sync may wait for responses that searchers generate with the version before it. Every version must
+        """True if a sync may wait for responses that searchers generate with the previous version. Every version must
         then be published."""
         return self.sync.lag is not None or self.sampling.max_age is not None
 
@@ -101,11 +101,12 @@ class Config:
         return self.sync_of_step(self.training.steps)
 
     def sync_of_step(self, step: int) -> int:
-        """Return the sync that closes a step."""
+        """Return the number of the sync that closes a step: the first sync after this step."""
         return self.start.sync + math.ceil((step - self.start.step) / self.sync.every)
 
     def sync_before(self, step: int) -> int:
-        """Return the newest sync before a step. The step draws from the records up to this one."""
+        """Return the number of the newest sync before a step. The step draws from the sync records up to this
+        number."""
         return self.start.sync + (step - 1 - self.start.step) // self.sync.every
 
     def step_of_sync(self, sync: int) -> int:
@@ -117,9 +118,9 @@ class Config:
 
     @property
     def recent_ages(self) -> tuple[int, int, float]:
-        """Lowest, highest and mean age of recent draws, after the first syncs. If nobody waits, ages are between
-        k and 2k - 1 steps; with a lag, between lag x k and lag x k + k - 1. If the run ends before that, the numbers
-        are those of all its draws."""
+        """Lowest, highest and mean age of recent draws after the first syncs, in gradient steps. If nobody waits, ages
+        are between k and 2k - 1; with a lag, between lag x k and lag x k + k - 1. If the run ends before these ages are
+        reached, the numbers are those of all draws of the run."""
         k, steps = self.sync.every, self.training.steps - self.start.step
         low = k if self.sync.lag is None else self.sync.lag * k
         low, high = (low, min(low + k, steps) - 1) if steps > low else (0, steps - 1)
@@ -166,7 +167,7 @@ def _name_among(changes: Mapping[str, Any], section: str) -> str:
 
 
 def _with_all_kinds(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections with all settings that any of their choices has."""
+    """Return the settings, with every setting of any objective and any engine added to these two sections."""
     return {**plain, **{section: dict.fromkeys(sorted(names_of(section))) | plain[section] for section in KINDS}}
 
 
@@ -237,8 +238,8 @@ def parse_options(kind: type[T], task: TaskConfig) -> T:
 
 
 def parse_known(plain: Mapping[str, Any]) -> Config:
-    """Make a config only to look at a run. Settings that only a later version of this program knows are left out.
-    Continuing such a run without them would be another experiment, so `parse` refuses them."""
+    """Make a config for reading a run, not for continuing it. Settings that only a later version of this program knows
+    are left out. Continuing a run without them would be another experiment, so `parse` refuses them."""
     plain, known = upgraded(plain), Config().to_dict()
     for section in KINDS:
         if kind := kind_of(section, _name_in(plain.get(section))):

@@ -13,8 +13,8 @@ class Engine:
     """The engine that generates responses, for searchers and the evaluator."""
 
     name: str
-    """The engine. `auto` uses vLLM on a GPU if vLLM is installed, and transformers otherwise. The path of a class, such
-    as `package.module:Class`, uses a generator of your own."""
+    """Name of the engine. `auto` uses vLLM on a GPU if vLLM is installed, and transformers otherwise. The path of a
+    class, such as `package.module:Class`, uses a generator of your own."""
     in_flight: Literal["finish", "update"] = "finish"
     """What happens to unfinished responses when a new version appears. `finish`: the round is finished with the version
     that began it. `update`: the engine loads the new version at once, and unfinished responses go on with its weights.
@@ -33,8 +33,9 @@ class VLLMEngine(Engine):
 
     name: Literal["auto", "vllm"] = "auto"
     memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Fraction of the memory of a GPU that vLLM uses. The reference model, and models that a task rewards with, need
-    room beside it. Unset, it is 0.6 divided by the number of roles that share the GPU."""
+    """Fraction of the memory of a GPU that vLLM uses. Higher values let more responses be generated at once; the
+    reference model, and models that a task rewards with, need the rest. Unset, it is 0.6 divided by the number of roles
+    that share the GPU."""
     cache_gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Gigabytes for the key-value cache of vLLM. More cache lets more responses be generated at once. Unset, it is what
     the memory fraction leaves on a GPU, and 1 on a CPU."""
@@ -50,7 +51,7 @@ class VLLMEngine(Engine):
 
     def fraction(self, roles: int = 1) -> float:
         """Return the fraction of a GPU's memory that one engine takes if `roles` roles share the GPU. Each role, also
-        the trainer, has an equal part of the GPU, and an engine takes 0.6 of its part."""
+        the trainer, has an equal part of the GPU. Unless `memory_fraction` is set, an engine takes 0.6 of its part."""
         return self.memory_fraction or 0.6 / roles
 
 

@@ -33,7 +33,7 @@ def switched(before: Any, name: Any, section: str) -> dict[str, Any]:
     if kind is None:
         return {**_values(before), "name": name}
     chosen = {field: value for field, value in _values(before).items() if value != _defaults(type(before)).get(field)}
-    chosen.pop("options", None)  # they belong to the class that the name before names
+    chosen.pop("options", None)  # options belong to the class of the previous choice
     return {**_defaults(kind), **chosen, "name": name}
 
 
@@ -50,8 +50,8 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def reset(before: Any, values: dict[str, Any], section: str) -> dict[str, Any]:
-    """Return the settings of a section without those that the new choice does not have and that were set back to the
-    default of the choice before."""
+    """Return the settings of a section without those that no longer apply: settings that the new choice does not have
+    and whose values are the defaults of the previous choice."""
     kind, defaults = kind_of(section, values.get("name")), _defaults(type(before))
     if kind is None:
         return values
@@ -64,7 +64,7 @@ def reset(before: Any, values: dict[str, Any], section: str) -> dict[str, Any]:
 
 
 def means(value: Any, default: Any) -> bool:
-    """Return True if a value, which may be the text of a number, is the default."""
+    """True if a value equals the default. If the default is a number, the value may be the text of this number."""
     if isinstance(value, str) and not isinstance(default, str | None):
         try:
             value = TypeAdapter(type(default)).validate_python(value)

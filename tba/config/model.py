@@ -20,10 +20,9 @@ class TaskConfig:
     test: str = ""
     """Evaluation prompts, in the same form as `train`."""
     rule: str = ""
-    """How the task reads an answer out of a response, for tasks that know several ways. Empty uses the default of the
-    task."""
+    """Name of the rule that grades a response, for tasks with several rules. Empty uses the default of the task."""
     template: str = ""
-    """Wording of the prompt, for tasks that know several. Empty uses the default of the task."""
+    """Name of the wording of the prompt, for tasks with several wordings. Empty uses the default of the task."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Further settings that the task defines under names of its own."""
 

@@ -31,9 +31,10 @@ class LimitsConfig:
     at least 3 times `lease_every`."""
     stop_grace: Seconds = 60.0
     """Minimum number of seconds that a role has for an orderly stop before it is killed. Raise it if roles are killed
-    while they are still writing. A role measures how long it needs to stop, and is given twice as long if that is more
-    than the minimum. The time starts over whenever the role makes progress, but in all it is at most four times as
-    long. A shorter limit from outside, such as Prefect's, still applies."""
+    while they are still writing. A role measures how long it needs to stop; if twice this time is more than the
+    minimum, the role gets twice this time. The time starts over whenever the role makes progress, but the whole stop
+    may take at most four times as long as one such time. A shorter limit from outside, such as Prefect's, still
+    applies."""
     max_restarts: Count = 5
     """Maximum number of restarts of one role within `restart_window` seconds, and also of restarts in a row without
     progress. If the role ends once more, the run fails."""
@@ -72,9 +73,9 @@ class AlarmsConfig:
     """Number of steps over which the alarms `reward_lost` and `equal_rewards` average. With higher values, these alarms
     begin later and are less easily raised by noise."""
     reward_lost: Share = 0.5
-    """Raise an alarm if the mean reward of the last `alarms.window` steps has lost more than this share of its gain:
-    the best mean over a window, minus the mean of the first window. A loss within the noise of single steps, or below a
-    tenth of the best mean, raises no alarm."""
+    """Raise an alarm if the mean reward of the last `alarms.window` steps has lost more than this share of its gain.
+    The gain is the best mean over a window, minus the mean of the first window. A loss within the noise of single
+    steps, or below a tenth of the best mean, raises no alarm."""
     equal_rewards: Share = 0.95
     """Raise an alarm if, in the last `alarms.window` steps, at least this share of the groups had the same reward for
     all responses. Such groups teach the policy nothing but to stay close to the reference. Higher values raise the
@@ -94,7 +95,7 @@ class StartConfig:
     sync: Count = 0
     """The last sync that a fork shares with its parent."""
     step: Count = 0
-    """The step that sync `start.sync` follows. The first step of the fork is the next step."""
+    """The gradient step that sync `start.sync` follows. The first step of the fork is the next step."""
 
 
 @settings

@@ -18,7 +18,7 @@ def rules(config: "Config") -> Iterator[Rule]:
 
 
 def _amounts(config: "Config") -> Iterator[Rule]:
-    """Yield the rules about how much is generated, drawn and stepped on."""
+    """Yield the rules about the numbers of responses, prompts and steps."""
     search, training, sync = config.search, config.training, config.sync
     to_take = training.steps - config.start.step
     yield (
@@ -54,7 +54,8 @@ def _amounts(config: "Config") -> Iterator[Rule]:
 
 
 def _lockstep(config: "Config") -> Iterator[Rule]:
-    """Yield the rules for searchers that go in step with the trainer, for overlapping rounds, and for bounded age."""
+    """Yield the rules for searchers that go in step with the trainer (`sync.lag`), for overlapping rounds, and for
+    bounded age."""
     search, training, sync = config.search, config.training, config.sync
     yield (
         sync.lag is None or config.engine.in_flight == "finish",

@@ -13,12 +13,13 @@ class SamplingConfig:
     """Which trajectories a gradient step draws from the replay buffer."""
 
     recent_share: Share = 0.5
-    """m: probability that a slot of the batch (a prompt with its K responses) is drawn from the newest data, which
-    entered at the newest sync. Other slots are drawn from all data. Higher values train on fresher data."""
+    """m: probability that a slot of the batch is drawn from the newest data, which entered at the newest sync. A slot
+    is a prompt with its `training.responses_per_prompt` responses. Other slots are drawn from all data. Higher values
+    train on fresher data."""
     inv_temp: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """How strongly slots that are drawn from all data prefer high rewards: among the responses to its prompt, such a
-    slot draws with probability proportional to exp(inv_temp x reward). Higher values prefer high rewards more; 0 draws
-    uniformly."""
+    """How strongly slots that are drawn from all data prefer high rewards. Each of these slots draws among the
+    responses to its prompt, with probability proportional to exp(inv_temp x reward). Higher values prefer high rewards
+    more; 0 draws uniformly."""
     capacity: Positive = 100
     """Maximum number of responses per prompt that can be drawn; `evict` says which ones, and with `worst` the newest
     can exceed this number. Higher values train on more different, and older, responses. The log keeps all responses."""
@@ -31,9 +32,9 @@ class SamplingConfig:
     `worst`: those with the lowest reward. The responses that the last sync brought to a prompt can all be drawn, even
     beyond `capacity`, until another sync brings responses to this prompt."""
     max_age: Count | None = None
-    """Maximum age, in gradient steps, of trajectories that are drawn. Lower values train on fresher data. If fewer
-    trajectories than a batch would stay young enough until the next sync, the trainer waits for searchers. Unset,
-    everything ever generated can be drawn."""
+    """Maximum age of trajectories that are drawn: the number of gradient steps since the version that generated them.
+    Lower values train on fresher data. If fewer trajectories than a batch would stay young enough until the next sync,
+    the trainer waits for searchers. Unset, age is not limited."""
     mean_reward_between: tuple[Reward, Reward] | None = None
     """Draw only prompts whose drawable responses have a mean reward strictly between these two bounds. [0, 1] skips
     prompts that are always or never solved. If no prompt of the newest data is within the bounds, slots that are drawn
@@ -72,10 +73,11 @@ class SearchConfig:
     searchers: Count = 1
     """Number of searchers that generate at the same time. With 0 the run learns only from what `tba import` brings."""
     responses_per_prompt: Positive = 8
-    """S: responses that a searcher generates each time it visits a prompt; at least `training.responses_per_prompt`."""
+    """S: number of responses that a searcher generates each time it visits a prompt; at least
+    `training.responses_per_prompt`."""
     prompts_per_round: Positive = 8
-    """Prompts that a searcher visits in one round, and whose responses a shard holds. Higher values store fewer and
-    larger shards, whose data is older when it is drawn."""
+    """Number of prompts that a searcher visits in one round. A shard holds the responses to this many prompts, or
+    fewer. Higher values store fewer and larger shards, whose data is older when it is drawn."""
     open_rounds: Positive = 1
     """Number of rounds that a searcher works on at the same time. With 1, the next round begins when the longest
     response of the round has finished. With more, new requests take the places of finished ones at once, and a shard
@@ -85,10 +87,11 @@ class SearchConfig:
     """Maximum number of rounds that a searcher starts with one version before it waits for a newer one. This limits
     what is generated and stored when training is slower than search. Unset, there is no limit."""
     temperature: Temperature = 1.0
-    """Sampling temperature of generation, and of every log-probability in the loss."""
+    """Sampling temperature of generation, and of every log-probability in the loss. Higher values generate more diverse
+    responses."""
     top_p: TopP = 1.0
-    """Nucleus sampling: generation samples from the most likely tokens that together have this probability. 1 samples
-    from all tokens."""
+    """Nucleus sampling: generation samples from the most likely tokens that together have at least this probability.
+    Higher values are more diverse. 1 samples from all tokens."""
     explore_share: Share = 0.0
     """Probability that a round explores with another temperature, and, independently, that it explores with another
     `top_p`. Higher values generate more diverse data. The paper uses 0.3."""
@@ -103,22 +106,24 @@ class SearchConfig:
     """Maximum length of a response in tokens, in search and in evaluations. Longer responses are cut off. In a task
     with turns, all turns together count, those of the environment included."""
     batch_responses: Positive = 512
-    """Maximum number of responses that a searcher generates in one batch. Higher is faster until memory runs out."""
+    """Maximum number of responses that a searcher or the evaluator generates in one batch. Higher is faster until
+    memory runs out."""
     shuffle: bool = True
-    """Whether prompts are visited in a random order that the seed determines. The code of the paper visits them in the
-    order of the data."""
+    """Whether each pass over the prompts uses a new random order, which the seed determines. `false` uses the order of
+    the data, as the code of the paper does."""
     remembered_rewards: Count = 0
     """Number of distinct responses whose rewards a searcher remembers instead of computing them again. Use it for tasks
     whose rewards are slow and always the same for the same response. 0 remembers none."""
     value_samples: Count = 0
-    """Number of continuations that a searcher samples to estimate the value of each state within a response; a state is
-    the prompt and the first steps of the response. Needed for `vine-ppo` in this run or a fork of it; the VinePPO paper
-    uses 9. More continuations give better estimates and cost more generation. 0 estimates no values."""
+    """Number of continuations sampled to estimate the value of each state of a response. A state is the prompt and the
+    first reasoning steps of the response, as the task divides it. Must be above 0 if this run, or a later fork of it,
+    uses `vine-ppo`; the VinePPO paper uses 9. Higher values give better estimates and cost more generation. 0 estimates
+    none."""
     value_steps: Count = 25
-    """Maximum number of states of a response, from the prompt on, whose values are estimated. The value of later states
-    is set to the reward of the response. Higher values cost more generation. 0 estimates all."""
+    """Maximum number of states of a response, from the prompt on, whose values are estimated (see `value_samples`). The
+    value of later states is set to the reward of the response. Higher values cost more generation. 0 estimates all."""
     initial_fill: Positive = 500
-    """Trajectories that must have arrived before the first gradient step. Must be at least a batch:
+    """Number of trajectories that must have arrived before the first gradient step. Must be at least a batch:
     `training.prompts_per_step` x `training.responses_per_prompt`. Higher values start later. With `sync.lag` this
     setting is not used: the trainer waits for one round of every searcher before each sync."""
     prompts_from: str = ""

@@ -14,16 +14,17 @@ class TrainingConfig:
     """How the trainer takes gradient steps."""
 
     steps: Positive = 100
-    """Number of gradient steps of the run."""
+    """Number of gradient steps of the run. In a fork, the steps before its start count too."""
     prompts_per_step: Positive = 8
-    """B: number of prompts in a batch. Each gradient step learns from B x K responses. Higher values give less noisy
-    gradients and slower steps."""
+    """B: number of prompts in a batch. Each gradient step learns from B x K responses, where K is
+    `training.responses_per_prompt`. Higher values give less noisy gradients and slower steps."""
     responses_per_prompt: Annotated[int, Field(ge=2)] = 8
-    """K: responses of each prompt in a batch. The loss compares the responses of a prompt with each other, so K is at
-    least 2."""
+    """K: number of responses to each prompt in a batch. The loss compares the responses to a prompt with each other, so
+    K is at least 2. Higher values give less noisy gradients and slower steps."""
     groups_per_micro_batch: Positive | None = None
-    """Number of prompts whose gradients are computed at once, each with its K responses. More is faster and takes more
-    memory. Unset, it is 8, unless `tokens_per_micro_batch` is set: micro-batches are then measured in tokens."""
+    """Number of prompts whose gradients are computed at once, each with all its responses. More is faster and takes
+    more memory. Unset, it is 8, or `prompts_per_step` if that is fewer. Set it or `tokens_per_micro_batch`, which
+    measures micro-batches in tokens instead, but not both."""
     tokens_per_micro_batch: Positive | None = None
     """Maximum number of tokens in a micro-batch, which then has as many whole prompts with their responses as fit. More
     is faster and takes more memory. A prompt whose responses do not fit is computed in several passes, with the same
@@ -57,8 +58,8 @@ class TrainingConfig:
     """Number of steps at the peak of the schedule `warmup-stable-decay`. Unset, all steps that `warmup_steps` and
     `decay_steps` leave."""
     decay_steps: Count = 0
-    """Number of steps from the peak to 0 in the schedule `warmup-stable-decay`. If `training.steps` ends the run
-    earlier, the learning rate does not reach 0."""
+    """Number of steps from the peak to 0 in the schedule `warmup-stable-decay`. 0 never decays. If `training.steps`
+    ends the run earlier, the learning rate does not reach 0."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay rate of the first moment of AdamW, the moving average of gradients. Higher values average over more steps.
     0 keeps no first moment."""
@@ -121,9 +122,10 @@ class SyncConfig:
     """Number of newest versions that are kept; with `sync.lag`, at least 2 more than the lag. The first version, and
     versions that are to be evaluated, are kept as well."""
     whole_every: Positive = 1
-    """Of every so many consecutive versions, the first is stored whole; 1 stores all whole. Each of the others is
-    stored as its difference from the last whole version, or whole if the difference takes half the space or more.
-    Higher values pay off when searchers fetch bfloat16 versions over a network and the learning rate is small."""
+    """Number of consecutive versions that form a group. The first version of each group is stored whole; 1 stores all
+    versions whole. Each other version is stored as its difference from the last whole version, or whole if the
+    difference takes half the space or more. Higher values pay off when searchers fetch bfloat16 versions over a network
+    and the learning rate is small."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
     """Number of newest checkpoints that are kept. Older checkpoints are removed."""
 
@@ -133,7 +135,8 @@ class EvaluationConfig:
     """Which versions are evaluated, and how. The formulas are in docs/evaluation.md."""
 
     every: Positive = 10
-    """Number of syncs between two evaluated versions. The first and the last version are always evaluated."""
+    """Number of syncs between two evaluated versions. If an evaluation takes longer than this, the evaluator skips to
+    newer versions. The first and the last version are always evaluated."""
     prompts: Positive = 1319
     """Maximum number of held-out prompts in an evaluation. More prompts give less noisy scores and take longer."""
     samples: Count = 0

@@ -66,9 +66,9 @@ ALONE = Ranks()
 
 
 def shares(costs: Sequence[int], size: int) -> list[list[int]]:
-    """Return the groups that each rank takes. `costs` has the number of tokens of each group. Ranks get about equally
-    many tokens, and about equally many groups, so that they have equally many micro-batches. Groups with more tokens
-    are given out first, each to the rank that has the fewest tokens."""
+    """Return the groups that each rank takes, one list per rank. `costs` has the number of tokens of each group. Ranks
+    get about equally many tokens, and about equally many groups, so that they have equally many micro-batches. Groups
+    with more tokens are given out first, each to the rank that has the fewest tokens."""
     chosen, load = [list[int]() for _ in range(size)], [0] * size
     room = -(-len(costs) // size)
     for group in sorted(range(len(costs)), key=lambda group: (-costs[group], group)):
@@ -101,7 +101,8 @@ def held(tensor: Tensor) -> Tensor:
 
 
 def held_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a rank's part of a tensor with the parameter's shape, made from the rows that this rank holds."""
+    """Return `value`, the rows that this rank holds, as its part of a distributed tensor with the parameter's shape. If
+    the parameter is not distributed, or `value` is a single number, return `value` itself."""
     if not isinstance(parameter, DTensor) or not value.ndim:
         return value
     return DTensor.from_local(

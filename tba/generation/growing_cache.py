@@ -29,7 +29,8 @@ class GrowingLayer(DynamicLayer):
         return self._show()
 
     def select(self, rows_B: Tensor, *, first: int = 0) -> None:
-        """Keep only these rows, and of them only the columns from `first` on. A row that is listed twice is copied."""
+        """Keep only the rows whose numbers `rows_B` lists, and drop the columns before `first`. A row that is listed
+        twice is copied."""
         self._keys = self._keys[:, :, first : self.length].index_select(0, rows_B)
         self._values = self._values[:, :, first : self.length].index_select(0, rows_B)
         self.length -= first

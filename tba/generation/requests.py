@@ -1,4 +1,4 @@
-"""Check requests, and generate all responses to some prompts through a generator that has requests in flight."""
+"""Check requests, and generate all responses to some prompts at once."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ def generate(
     top_p: float = 1.0,
     limits: Sequence[int] | None = None,
 ) -> list[list[Response]]:
-    """Return one list per prompt with one response per seed, once all responses have ended. `limits` has, for each
-    prompt, the largest number of tokens of a response. The generator must have no other requests in flight."""
+    """Return one list per prompt with one response per seed, once all responses have finished. `limits` has, for each
+    prompt, the maximum number of tokens of a response. `in_flight` must have no other requests in flight."""
     if len(prompts) != len(seeds):
         raise ValueError(
             f"each prompt needs a list of seeds, got {len(prompts)} prompts and {len(seeds)} lists of seeds"

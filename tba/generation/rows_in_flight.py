@@ -100,8 +100,8 @@ class RowsInFlight:
                 yield row
 
     def drop_ended(self, *, at_least: int) -> None:
-        """Remove the rows that have ended, if there are at least `at_least` of them or no other rows. Otherwise they
-        stay in the batch, and their further tokens are ignored."""
+        """Remove the rows that have ended, if there are at least `at_least` of them or no other rows. Otherwise the
+        ended rows stay in the batch, and their further tokens are ignored."""
         going = [i for i, row in enumerate(self.rows) if not row.ended]
         if going and len(self.rows) - len(going) < max(1, at_least):
             return

@@ -1,5 +1,5 @@
-"""Choose the next token of a response. A random number is computed from the seed and the position alone; the number and
-the logits determine the token."""
+"""Choose the next token of a response. A random number is computed from the seed and the token's position alone; this
+number and the logits determine the token."""
 # Shapes: B rows, V vocabulary.
 
 import numpy as np
@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return, for each pair of seed and position, the number in (0, 1) that decides the token there. The number is
-    computed by two rounds of splitmix64."""
+    """Return, for each pair of seed and position, the number in (0, 1) that decides which token is chosen at this
+    position. The number is computed by two rounds of splitmix64."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     mixed = _mix(_mix(seeds.astype(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * golden)
     return ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53

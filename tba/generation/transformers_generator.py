@@ -60,8 +60,8 @@ class TransformersGenerator:
 
         If only the weights differ from those of the previous version, they are copied into the loaded model, and
         requests in flight continue with them. Otherwise a new model is loaded; raise Busy if any request is in flight.
-        Raise Missing if the folder is removed meanwhile, and Damaged if it cannot be read. After an error, `version` is
-        still the previous version.
+        Raise Missing if the folder is removed during the load, and Damaged if it cannot be read. After an error,
+        `version` is still the previous version.
         """
         ahead, self._ahead = self._ahead, None
         try:

@@ -1,4 +1,4 @@
-"""Load and unload the adapters that a vLLM engine holds beside its base model."""
+"""Load and unload the adapters that a vLLM engine holds in addition to its base model."""
 
 from collections.abc import Collection
 from itertools import count

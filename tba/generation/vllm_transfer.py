@@ -35,8 +35,7 @@ class Nothing(WeightTransferUpdateInfo): ...
 
 class FolderTransfer(WeightTransferEngine):
     """Reads the weights in each worker. All workers open all files of a version before any worker changes a weight, so
-    a folder that cannot be read leaves the engine unchanged. Open files stay readable if the folder is removed
-    meanwhile."""
+    a folder that cannot be read leaves the engine unchanged. Open files stay readable after the folder is removed."""
 
     init_info_cls, update_info_cls = Folder, Nothing
     files: Sequence[Any] = ()

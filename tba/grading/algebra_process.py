@@ -64,7 +64,8 @@ class Helper:
         atexit.register(self.close)
 
     def ask(self, what: str, given: str, gold: str) -> bool:
-        """Return the result of a comparison. If the helper was killed from outside, ask a new helper once more."""
+        """Return the result of a comparison. If the helper was killed from outside, ask a new helper once more. False
+        if there is no result, for example because the time is over or the texts are too long."""
         order = [what, given, gold]
         if len(json.dumps(order)) >= LONGEST:
             return False
@@ -118,7 +119,7 @@ class Helper:
 
 @cache
 def _helper(pid: int) -> Helper:
-    """Return the helper of this process. A forked process gets its own helper."""
+    """Return this process's helper. The process id is the cache key, so a forked process gets its own."""
     return Helper()
 
 

@@ -54,7 +54,7 @@ def between(
     tokenizer: Any, before: Sequence[Message], after: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> list[int]:
     """Return the tokens between two answers of the policy: from the end of its answer to `before` up to the start of
-    its next answer. They contain the messages `after`, which come in between.
+    its next answer. The messages `after` lie between the two answers, and are part of these tokens.
 
     The template renders a mark in place of the answer, and the text after the mark is returned. So the tokens do not
     depend on the answer, and no earlier answer is rendered again: some templates would drop its thinking or write its
@@ -76,9 +76,9 @@ def between(
 
 
 def split_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Split an answer into its text and its tool calls, each with name and arguments in JSON. A call is a JSON object
-    with `name` and `arguments` between <tool_call> and </tool_call>. If any of these calls is malformed, the whole
-    answer is text and has no calls."""
+    """Split an answer into the text before its first tool call, and its tool calls, each as a name and the arguments in
+    JSON. A call is a JSON object with `name` and `arguments` between <tool_call> and </tool_call>. If any of these
+    calls is malformed, the whole answer is text and has no calls."""
     try:
         calls = [json.loads(call) for call in _CALL.findall(text)]
         found = [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]

@@ -27,8 +27,8 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_I
 
 
 def check_files(folder: Path) -> None:
-    """Raise Damaged, naming the file and its fault, if a library could not read one of the files in a model's
-    folder."""
+    """Raise Damaged, naming the file and its fault, if a small file of a model's folder is unreadable, or if a weight
+    file is not a regular file. The contents of weight files are not read."""
     if fault := why_damaged(folder):
         raise Damaged(f"{folder}: {fault}")
 
@@ -53,8 +53,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def weight_names(data: bytes) -> set[str]:
-    """Return the names of the files that an index of weights lists. Raise ValueError if the data is not such an
-    index."""
+    """Return the names of the files that an index of weights lists. Raise ValueError if the data is no index of
+    weights."""
     found = _decoded(data)
     if fault := _why_no_index(found):
         raise ValueError(fault)
@@ -72,7 +72,8 @@ def _present(folder: Path) -> Iterator[Path]:
 
 
 def _why_no_file(path: Path) -> str:
-    """Return what is at a path if it is neither a regular file nor a link to one. Return an empty string if it is."""
+    """Return an empty string if a path is a regular file or a link to one. Otherwise return what is at the path
+    instead."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -95,8 +96,7 @@ def _why_unreadable(path: Path) -> str:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Return the JSON object that the bytes encode. Raise ValueError, saying what they encode instead, if it is not an
-    object."""
+    """Return the JSON object that the bytes encode. If they encode something else, raise ValueError, saying what."""
     if fault := _why_no_text(data):
         raise ValueError(fault)
     try:

@@ -71,8 +71,8 @@ class Policy:
 
     @classmethod
     def load_adapted(cls, adapter: Adapter, folder: Path | None, *, seed: int = 0, **options: Any) -> "Policy":
-        """Load the base model of an adapter, together with the adapter in a folder. If no folder is given, the adapter
-        is fresh and determined by the seed. Takes the options of `load`, and raises the errors of `load` and of
+        """Load the base model of an adapter, together with the adapter in a folder. If `folder` is None, the adapter is
+        fresh and determined by the seed. `options` are those of `load`. Raises the errors of `load` and of
         `Adapter.read_into`."""
         base = cls.load(adapter.base, **options)
         adapter.put_into(base.model, seed=seed)

@@ -35,8 +35,8 @@ def load(
     """Load a model by the auto class `kind` of transformers, from a folder or a hub name, in evaluation mode.
 
     `revision` is used for hub names. The tokenizer is loaded from `tokenizer_path` if it is given. All weights of the
-    model must be stored, except those whose names begin with a prefix in `may_lack`. If `trains`, the model must be one
-    that can be a policy.
+    model must be stored, except those whose names begin with a prefix in `may_lack`. If `trains` is true, it must be
+    possible to train the model as a policy.
 
     Raise Damaged if the folder exists but does not load. Raise ConfigError, naming `setting`, if the path is neither a
     folder nor a repository with such a model, and, naming `device_setting`, if there is no such device. Raise RunFailed

@@ -1,5 +1,5 @@
-"""The training objectives: the losses that a gradient step minimises. Each has a file of its own, beside its settings,
-and is a pure function of tensors."""
+"""The training objectives: the losses that a gradient step minimises. Each loss is a pure function of tensors, in the
+same file as its settings."""
 
 from tba.objectives.groups import Estimates, Groups, Loss, joined
 from tba.objectives.objective import Objective

@@ -62,12 +62,12 @@ class Correction:
                 return weight * self._clipped_gain(ratio, advantage)
 
     def ratio(self, logp: Tensor, behaviour_logp: Tensor) -> Tensor:
-        """Return the ratio that is bounded: pi / mu, or pi / prox for `decoupled`."""
+        """Return the importance ratio that the correction bounds: pi / mu, or pi / prox for `decoupled`."""
         other_logp = self._prox_logp(logp, behaviour_logp) if self.kind == "decoupled" else behaviour_logp
         return _ratio(logp, other_logp)
 
     def cut(self, ratio: Tensor) -> Tensor:
-        """Return True where the ratio is outside its bounds."""
+        """Return a boolean tensor that is true where the ratio is outside its bounds."""
         match self.kind:
             case "cap" | "truncate":
                 return ratio > self.cap

@@ -36,8 +36,8 @@ class Groups:
     batch_tokens: float | None = None  # mean number of tokens that count per response, over the whole batch
     max_tokens: int | None = None  # maximum length of a response
     reference_power: float = 1.0  # exponent of pi_ref in the target of trajectory balance
-    step_value_PKT: Tensor | None = None  # value before the step that contains the token, under the sampling policy
-    step_next_PKT: Tensor | None = None  # value after that step; after the last step it is the reward
+    step_value_PKT: Tensor | None = None  # value of the state before the token's reasoning step
+    step_next_PKT: Tensor | None = None  # value of the state after this reasoning step; the reward after the last one
     value_PKT: Tensor | None = None  # prediction of a value model before each token, differentiable
     advantage_PKT: Tensor | None = None  # advantage of each token, estimated from the whole batch
     return_PKT: Tensor | None = None  # return of each token, estimated from the whole batch
@@ -122,7 +122,7 @@ class Estimates(NamedTuple):
     metrics: Mapping[str, Tensor]  # [] each, over the whole batch
 
     def of(self, first: int, part: Groups) -> Groups:
-        """Return the part of the batch that begins at group `first`, with the estimates for its tokens."""
+        """Return `part` with the estimates of its tokens added. `part` begins at group `first` of the batch."""
         prompts, _, width = part.logp_PKT.shape
         rows = slice(first, first + prompts)
         returns = None if self.return_PKT is None else self.return_PKT[rows, :, :width]

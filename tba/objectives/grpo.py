@@ -27,10 +27,12 @@ class GRPO(PolicyGradient):
     name: Literal["grpo"] = "grpo"
     correction: CorrectionKind = "clip"
     correction_level: Level = "token"
-    """Level at which importance ratios are taken: per token, per response, or the mean over a response."""
+    """Level at which importance ratios are taken. `token`: one ratio per token. `response`: one ratio per response, the
+    product over its tokens. `mean`: one ratio per response, the geometric mean over its tokens."""
     normaliser: Normaliser = "response"
     penalty: Penalty = "loss"
-    """Where the KL penalty against the reference is applied: in the reward, in the loss, or nowhere."""
+    """Where the KL penalty against the reference is applied: in the reward (`reward`), in the loss (`loss`), or nowhere
+    (`none`)."""
 
     def loss(self, groups: Groups, *, beta: float) -> Loss:
         reward_PK = rewards(groups, self, beta=beta)
@@ -40,7 +42,8 @@ class GRPO(PolicyGradient):
 
 @settings
 class DrGRPO(PolicyGradient):
-    """GRPO without its two biases."""
+    """Dr. GRPO: GRPO without the division by the standard deviation, and with a constant divisor in place of the
+    length."""
 
     name: Literal["dr-grpo"] = "dr-grpo"
     correction: CorrectionKind = "clip"

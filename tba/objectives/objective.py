@@ -12,7 +12,7 @@ from tba.settings import Beta, Count, Positive, settings
 
 
 class Auxiliary(NamedTuple):
-    """A model that is trained beside the policy for the sake of the loss."""
+    """A model that is trained together with the policy because the loss needs it."""
 
     kind: Literal["value", "log_z"]
     learning_rate: float  # 0 is the learning rate of the policy
@@ -24,7 +24,7 @@ class Objective(ABC):
     docs/objectives.md."""
 
     name: str
-    """The training objective."""
+    """Name of the training objective."""
     beta_start: Beta = 0.05
     """Beta at step 1: the weight of staying close to the reference. A lower beta follows the reward more strongly.
     `beta_start` can differ from `beta_end` only if `beta_target` and `beta_stop` are greater than 1."""
@@ -49,7 +49,8 @@ class Objective(ABC):
         """Compute the loss of a batch, or of a part of one."""
 
     def estimates(self, groups: Groups, *, beta: float) -> Estimates:
-        """Compute what the loss needs from the whole batch. Called only if `needs_whole_batch` is true."""
+        """Return what `loss` needs from the whole batch. Called before any gradient is taken, and only if
+        `needs_whole_batch` is true."""
         raise NotImplementedError
 
     @property
@@ -70,12 +71,12 @@ class Objective(ABC):
 
     @property
     def auxiliary(self) -> Auxiliary | None:
-        """The model that is trained beside the policy, if any."""
+        """The model that is trained together with the policy because the loss needs it; None if there is none."""
         return None
 
     @property
     def tempers(self) -> bool:
-        """Whether the exponent of the reference in the target is other than 1 at some step."""
+        """Whether the exponent of the reference in the target differs from 1 at some step."""
         return False
 
     def target_temperature_at(self, step: int) -> float:

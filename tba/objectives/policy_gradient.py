@@ -41,7 +41,8 @@ class PolicyGradient(Objective):
     the correction, or the penalty, declares `correction_level` or `penalty` itself."""
 
     correction: CorrectionKind = "none"
-    """Off-policy correction: how the loss accounts for responses that another policy sampled."""
+    """Off-policy correction: how the loss accounts for responses that another policy sampled. `none`: not at all.
+    docs/objectives.md has the formulas of the others."""
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Importance ratios are clipped below 1 minus this value. Higher values allow larger updates."""
     clip_high: Annotated[float, Field(ge=0, le=1e9)] = 0.2
@@ -53,7 +54,9 @@ class PolicyGradient(Objective):
     """For the decoupled correction: position of the proximal policy between the behaviour policy (0) and the current
     policy (1)."""
     normaliser: Normaliser = "sum"
-    """Number by which the sum over the tokens of a response is divided."""
+    """Number by which the sum over the counted tokens of a response is divided. `sum`: 1. `response`: the number of
+    these tokens. `row`: the number of tokens of prompt and response. `tokens`: the mean number of counted tokens per
+    response in the batch. `constant`: `search.max_response_tokens`."""
 
     @property
     def needs_tokens(self) -> bool:
@@ -113,8 +116,8 @@ def policy_gradient(groups: Groups, advantage: Tensor, objective: PolicyGradient
 
 
 def rewards(groups: Groups, objective: PolicyGradient, *, beta: float) -> Tensor:
-    """Return the task's rewards, [P, K], less the penalty if `penalty` is `reward`. The log-ratio has no gradient. It
-    needs none, because the expectation of its gradient under the policy is 0."""
+    """Return the task's rewards, [P, K]. If `penalty` is `reward`, subtract beta times the log-ratio. The log-ratio has
+    no gradient and needs none, because the expectation of its gradient under the policy is 0."""
     if objective.kl_penalty != "reward":
         return groups.reward_PK
     return groups.reward_PK - beta * (groups.logp_PK.detach() - groups.ref_logp_PK)
@@ -136,8 +139,8 @@ def _mean_of_tokens(groups: Groups, value_PKT: Tensor) -> Tensor:
 
 
 def _terms(groups: Groups, advantage: Tensor, correction: Correction) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return log-probabilities under the policy and under the sampling policy, and advantages. They are per token or
-    per response, by the level of the correction."""
+    """Return log-probabilities under the policy, log-probabilities under the sampling policy, and advantages. All are
+    per token or all per response, depending on the level of the correction."""
     behaviour_PKT = None if correction.kind == "none" else groups.needed("behaviour_logp_PKT")
     if correction.level == "token":
         return groups.logp_PKT, behaviour_PKT, advantage if advantage.ndim == 3 else advantage[:, :, None]

@@ -8,11 +8,12 @@
     L = - mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A),    A whitened over all tokens of the batch
         + value_share / 2 x mean over tokens of max((V - R)^2, (clip(V, V_old - 0.2, V_old + 0.2) - R)^2)
 
-rho = pi / mu is the ratio of each token to the policy that sampled it, so old data is corrected token by token. All
-advantages are 0, whichever policy sampled, if two things hold: pi is the target pi_ref exp(r / beta) / Z, and V is
-beta log E[exp(r / beta)], where pi_ref samples the rest of the response. A clip can stop the policy on the way there.
-A gradient step is one update on its batch. V_old, the value before the update, is therefore V itself, and the value
-loss is never clipped in a run. Left out: further updates on the same batch, for which the two clips were made.
+rho = pi / mu is the ratio of each token to the policy that sampled it, so old data is corrected token by token. With
+`discount` 1 and `penalty` `reward`, all advantages are 0, whichever policy sampled, if two things hold: pi is the
+target pi_ref exp(r / beta) / Z, and V is beta log E[exp(r / beta)], where pi_ref samples the rest of the response. A
+clip can stop the policy on the way there. A gradient step is one update on its batch. V_old, the value before the
+update, is therefore V itself, and the value loss is never clipped in a run. We do not repeat updates on one batch, for
+which both clips were made.
 
 Advantages need the whole batch, and gradients are taken in parts of it. So `estimates` runs first, without gradients,
 and its results go into the parts that `loss` gets.

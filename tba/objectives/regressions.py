@@ -50,7 +50,8 @@ class OAPL(Objective):
     name: Literal["oapl"] = "oapl"
     anchor: Anchor = "behaviour"
     value_beta: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """Temperature with which the rewards of a group are averaged. 0 uses beta."""
+    """Temperature of the soft mean of a group's rewards that estimates log Z. Higher values bring it closer to the
+    plain mean, lower values closer to the best reward. 0 uses beta."""
 
     @property
     def needs_tokens(self) -> bool:

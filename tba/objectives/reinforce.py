@@ -2,8 +2,8 @@
 
     L = - mean of A log pi(y|x),      A = r - beta log(pi / ref) - mean of r over the batch
 
-The baseline averages rewards without the penalty, because those are known before the step. Left out: a moving average
-of past batches as baseline. The gradient estimate is unbiased only on policy.
+The baseline averages rewards without the penalty, because rewards are known before the step and the penalty is not.
+Left out: a moving average of past batches as baseline. The gradient estimate is unbiased only on policy.
 """
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ class TrajectoryBalance(Objective):
     reference_temperature_steps: Positive = 1
     """Number of steps over which gamma moves from 1 to its final value in a straight line."""
     log_z: Literal["group", "leave-one-out", "learned"] = "group"
-    """How log Z is estimated: as the mean over the whole group, as the mean over the other responses of the group, or
-    learned by a model beside the policy."""
+    """How log Z is estimated. `group`: the mean over the whole group. `leave-one-out`: the mean over the other
+    responses of the group. `learned`: the output of a model that is trained together with the policy."""
     log_z_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
-    """Peak learning rate of the model that learns log Z. The schedule is the one of the policy."""
+    """Peak learning rate of the model that learns log Z, on the schedule of the policy's learning rate."""
     anchor: Anchor = "reference"
     """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
 
@@ -70,11 +70,11 @@ class TrajectoryBalance(Objective):
         return self.target_temperature_start != 1 or self.reference_temperature_end != 1
 
     def target_temperature_at(self, step: int) -> float:
-        """A straight line from `target_temperature_start` at step 1 to 1."""
+        """Return T at a step: on a straight line from `target_temperature_start` at step 1 to 1."""
         return line(self.target_temperature_start, 1.0, min(1.0, (step - 1) / self.target_temperature_steps))
 
     def reference_temperature_at(self, step: int) -> float:
-        """A straight line from 1 at step 1 to `reference_temperature_end`."""
+        """Return gamma at a step: on a straight line from 1 at step 1 to `reference_temperature_end`."""
         return line(1.0, self.reference_temperature_end, min(1.0, (step - 1) / self.reference_temperature_steps))
 
     def loss(self, groups: Groups, *, beta: float) -> Loss:

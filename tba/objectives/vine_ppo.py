@@ -1,15 +1,15 @@
-"""VinePPO (arXiv:2410.01679): PPO's policy loss with Monte-Carlo values of the states between steps, and without a
-critic.
+"""VinePPO (arXiv:2410.01679): PPO's policy loss with Monte-Carlo values of the states between reasoning steps, and
+without a critic.
 
-    A_t = V(after the step of token t) - V(before it),    V after the last step is the reward
+    A_t = V(after the reasoning step of token t) - V(before it),    V after the last step is the reward
 
     L = - mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A) + beta k3,    A whitened over the batch
 
 Values were estimated when the response was sampled. Each is the mean reward of continuations by the policy that sampled
-the response. The advantages of a response, one per step, add up to r - V(prompt). On policy, the gradient is the policy
-gradient in expectation, because each value is an unbiased estimate that does not depend on the rest of the response. A
-state whose value was not estimated has the reward as its value. From such a state on, advantages are 0 before
-whitening, so the steps teach only what whitening adds.
+the response. The advantages of a response, one per reasoning step, add up to r - V(prompt). On policy, the gradient is
+the policy gradient in expectation, because each value is an unbiased estimate that does not depend on the rest of the
+response. A state whose value was not estimated has the reward as its value. From such a state on, advantages are 0
+before whitening, so the reasoning steps after it teach only what whitening adds.
 
 Left out: the paper clips k3 to [0, 10] at each token and sums over a response's tokens. Here the penalty is a mean like
 the rest of the loss, and the log-ratios are clipped.

@@ -1,13 +1,13 @@
-"""Do jobs one after the other, in a thread of their own."""
+"""Run jobs one after the other in a background thread."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """A thread that does submitted jobs in order. A job that fails stops all later jobs, and `check` raises its error.
-    At most one job waits while another runs, which bounds the memory that jobs hold; `make_room` waits until there is
-    room for another.
+    """A thread that runs submitted jobs in order. If a job fails, no later job runs, and `check` raises the error. At
+    most one job waits while another runs, which bounds the memory that jobs hold; `make_room` waits until another job
+    may be submitted.
 
     Only the thread that made this object may use it; other threads may only call `idle`.
     """

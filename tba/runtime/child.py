@@ -1,6 +1,7 @@
-"""Child processes that serve a role: they carry out orders from one pipe, and answer each through another.
+"""Child processes that serve a role. A child carries out the orders that it reads from its standard input, and writes
+an answer to each on its standard output.
 
-They ignore SIGTERM and SIGINT, which ask their parent to stop, and end when the parent has ended.
+SIGTERM and SIGINT, which ask the parent to stop, are blocked in a child. A child ends when its parent has ended.
 """
 
 import ctypes
@@ -31,8 +32,9 @@ def module_command(module: str) -> list[str]:
 
 
 class Child:
-    """A process that serves this one. Its standard input and output carry messages. SIGTERM and SIGINT are blocked in
-    the child from the start, because the parent, which gets these signals too, may still need the child."""
+    """A child process that serves the current process. Its standard input and output carry messages. SIGTERM and SIGINT
+    are blocked in the child from the start, because the parent, which gets these signals too, may still need the
+    child."""
 
     def __init__(self, what: str, command: Sequence[str], *, env: Mapping[str, str] | None = None):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child inherits which signals are blocked
@@ -51,12 +53,12 @@ class Child:
         self.close()
 
     def send(self, said: Any, numbers: Numbers = ()) -> None:
-        """Send a message. An end of the child is not reported here, but by `receive`."""
+        """Send a message. If the child has ended, do nothing; `receive` then returns None."""
         with suppress(BrokenPipeError):
             send(self.stdin, said, numbers)
 
     def receive(self) -> tuple[Any, Numbers] | None:
-        """Wait for the next message, and return None once the child has ended."""
+        """Wait for the next message and return it. Return None if the child has ended."""
         return receive(self.stdout)
 
     @contextmanager
@@ -89,7 +91,8 @@ class Child:
             self.stdin.close()
 
     def close(self) -> None:
-        """End the child. The caller that receives its messages must close `stdout`."""
+        """Close the pipe of orders, and wait for the child to end. Kill the child if this takes longer than
+        END_PATIENCE. `stdout` stays open; the caller that receives from it must close it."""
         self.release()
         try:
             self.process.wait(END_PATIENCE)
@@ -120,7 +123,8 @@ def serve(
     *,
     ends_at_error: bool = False,
 ) -> None:
-    """Carry out orders until there are no more, and answer each with its result or its error."""
+    """Carry out orders until there are no more, and answer each with its result or its error. With `ends_at_error`,
+    report the first error and raise it."""
     while (order := receive(orders)) is not None:
         said, numbers = order
         try:

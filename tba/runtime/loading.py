@@ -1,4 +1,4 @@
-"""Load a class of the user's that a setting names by its path, such as `package.module:Class`."""
+"""Load a user's class, which a setting names by its path, such as `package.module:Class`."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ from tba.errors import ConfigError
 
 
 def load_class(setting: str, path: str, load: Callable[[], Any] | None = None) -> Callable[..., Any]:
-    """Return the class at a path, or the result of `load` if that is given. Raise ConfigError, which names the setting,
-    if the class cannot be loaded."""
+    """Return the class at a path, or the result of `load` if this function is passed. Raise ConfigError, which names
+    the setting, if the class cannot be loaded."""
     search_working_folder()
     try:
         loaded = load() if load else class_at(path)

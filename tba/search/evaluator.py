@@ -68,10 +68,10 @@ class Evaluator:
             time.sleep(poll)
 
     def due(self, done: set[Version]) -> Version | None:
-        """Return the version to score next, or None if no version is due. Version 0 comes first, and the last version
-        of the run is always scored. Between them, the newest unscored version whose number is a multiple of
-        `evaluation.every` is due; pruning keeps such versions until they are scored. If there is none, the newest
-        version is due once `evaluation.every` syncs have passed since the last scored version."""
+        """Return the version to score next, or None. Version 0 comes first; once the last version of the run is
+        published, it comes next. Otherwise only versions newer than the last scored one count: the newest whose number
+        is a multiple of `evaluation.every`, or else the newest of all if `evaluation.every` syncs have passed since the
+        last scored version. Versions that the evaluator was too slow for are never scored."""
         every, known = self.config.evaluation.every, done | self.passed_over
         reference, newest = self.versions.reference(), self.versions.newest()
         if reference and reference not in self.passed_over and not any(v.number == 0 for v in done):
@@ -88,9 +88,9 @@ class Evaluator:
         return newest if newest.number - last_scored >= every else None
 
     def adopt(self, version: Version) -> int | None:
-        """Load a version and return the step that it follows. The step is read first, because the version may be pruned
-        while it is scored. If the version cannot be loaded, report that, never try this version again, and return
-        None."""
+        """Load a version and return the gradient step that it follows. The step is read first, because the version may
+        be pruned while it is scored. If the version cannot be loaded, report this in an event, never try this version
+        again, and return None. If the damaged version is the last of the run, raise Damaged."""
         try:
             step = self.versions.step(version)
             folder = self.versions.load(version)
@@ -227,9 +227,9 @@ def _own(
 
 def mismatch(answered: _Answered) -> Mapping[str, float]:
     """Compare the generator's log-probabilities with the trainer's, and return three numbers by name. `mismatch` and
-    `mismatch_max` are the mean and the maximum of the absolute difference, over the tokens that the policy wrote.
-    `mismatch_response` is the mean over responses of the absolute value of a response's summed differences. Return an
-    empty dict if the trainer's log-probabilities were not computed."""
+    `mismatch_max` are the mean and the maximum of the absolute difference, over the tokens that the policy wrote. For
+    `mismatch_response`, the differences of a response are summed; it is the mean of the absolute sums over responses.
+    Return an empty dict if the trainer's log-probabilities were not computed."""
     if not answered.trainers_logps:
         return {}
     responses = [response for _, response in answered.asked]

@@ -25,7 +25,7 @@ class GroupsInFlight:
         self.requests |= requests
 
     def step(self) -> None:
-        """Generate for a moment, and add each response that has finished to its group."""
+        """Generate for a moment, and add each response that finished in this call to its group."""
         for request, response in self.answers.step():
             group, slot = self.requests.pop(request)
             group.ended[slot] = response
@@ -33,8 +33,8 @@ class GroupsInFlight:
                 self.ended.append(group)
 
     def next_shard(self) -> list[Group]:
-        """Return the groups of the next shard, sorted by round: those that finished first. Return an empty list if
-        there are too few groups for a shard."""
+        """Return the groups of the next shard, sorted by round and position. They are the groups that finished first.
+        Return an empty list if too few groups have finished for a shard."""
         if self.requests and len(self.ended) < self.shard_size:
             return []
         groups, self.ended = self.ended[: self.shard_size], self.ended[self.shard_size :]

@@ -1,4 +1,4 @@
-"""Count the progress of a searcher, and report the progress with the lease."""
+"""Count the progress of a searcher, and report it through the searcher's lease."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +28,7 @@ class Progress:
         self.lease.tell(status, **self.numbers())
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Return a context that measures its own seconds and adds them to those of an activity, such as "generate"."""
+        """Return a context that adds the seconds spent inside it to the seconds of an activity, such as "generate"."""
         return timed(self.seconds, part)
 
     def add_shard(self, trajectories: Sequence[Trajectory]) -> None:

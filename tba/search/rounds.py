@@ -39,11 +39,11 @@ class Group:
 
 
 class Rounds:
-    """Hands out rounds in order. Of any `search.open_rounds` rounds in a row, the first must be stored before the next
-    round is handed out. So all rounds that a restarted searcher must request again are among the newest.
+    """Hands out rounds in order. Of any `search.open_rounds` rounds in a row, the first must be stored before the round
+    after them is handed out. So all rounds that a restarted searcher must request again are among the newest.
 
-    `stored` lists the requests that the rows of the newest shards answer. If the prompts or slots of these rows are not
-    those that the settings now give for the round, as in a fork with changed settings, nothing of the round is
+    `stored` lists the requests that the rows of the newest shards answer. If the prompts or slots of a round's rows are
+    not those that the settings now give for this round, as in a fork with changed settings, nothing of this round is
     requested again.
     """
 
@@ -101,8 +101,8 @@ class Rounds:
 
 
 def newest_asked(log: TrajectoryLog, searcher: int, end: int, *, open_rounds: int) -> Sequence[Asked]:
-    """Return the requests that the newest shards before shard `end` answer. If none of these shards can be read, try
-    the shards before them, and so on."""
+    """Return the requests that the newest shards before sequence number `end` answer. If none of these shards can be
+    read, try the shards before them, and so on."""
     each = SHARDS_PER_ROUND * open_rounds
     while end > 0:
         if asked := log.asked(searcher, range(max(0, end - each), end)):

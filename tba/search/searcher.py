@@ -60,9 +60,8 @@ class Searcher:
         self.in_flight = GroupsInFlight(turns.whole(task, generator), shard_size=config.search.prompts_per_round)
 
     def run(self) -> None:
-        """Consume versions and produce shards until the lease raises Stopped. The searcher waits for a first version
-        that can be loaded. After that it waits for a version only if it goes in step with the trainer, or if
-        `search.rounds_per_version` is set. Prompts never run out."""
+        """Consume versions and produce shards until the lease raises Stopped. First wait for a version that can be
+        loaded. Later, wait for a version only with `sync.lag` or `search.rounds_per_version`. Prompts never run out."""
         with closing(self.adoption):
             if self.lag is None:
                 self.adoption.await_first()
@@ -78,7 +77,7 @@ class Searcher:
                     self.append(groups)
 
     def resume(self) -> None:
-        """Continue after the stored shards. If the searcher goes in step with the trainer, shard n holds round n."""
+        """Continue after the stored shards. With `sync.lag`, shard n holds round n."""
         self.progress.shards = self.log.next_seq(self.index)
         if self.lag is not None:
             self.rounds = Rounds(self.stream, self.config, first=self.progress.shards)
@@ -87,7 +86,8 @@ class Searcher:
             self.rounds = Rounds(self.stream, self.config, stored=stored)
 
     def may_begin(self) -> bool:
-        """Adopt the version that the next round needs, and return whether the round may begin."""
+        """Adopt the version that the next round needs, waiting for it if necessary, and return whether the round may
+        begin now."""
         adoption = self.adoption
         if self.lag is not None:
             adoption.await_number(max(self.first_version, self.rounds.next - self.lag))

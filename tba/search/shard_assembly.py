@@ -14,7 +14,7 @@ from tba.types import Prompt, Response, Reward, Trajectory
 
 
 class ShardAssembly:
-    """Adds rewards, reference log-probabilities and the values of steps to the responses of a searcher."""
+    """Adds rewards, reference log-probabilities and the values of reasoning steps to the responses of a searcher."""
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class ShardAssembly:
         responses: Sequence[Sequence[Response]],
         rewards: Sequence[Sequence[Reward]],
     ) -> Sequence[Sequence[Steps | None]]:
-        """Return the steps of each response with their values, or None for each if the settings ask for no values."""
+        """Return the reasoning steps of each response with their values, or None for each response if the settings ask
+        for no values."""
         if not self.config.value_samples:
             return [[None] * len(group) for group in responses]
         with self.progress.timed("value"):

@@ -34,8 +34,8 @@ class _Dialogues:
     policy's next turn is requested at once.
 
     A response is finished if the task ends it. It is truncated, and not finished, if a turn of the policy reaches the
-    limit of the whole response, or if the environment's answer leaves no room for another turn. In the latter case the
-    answer is left out of the response.
+    limit of the whole response. The same holds if the environment's answer leaves no room for another turn; this answer
+    is then left out of the response.
     """
 
     def __init__(self, task: TakesTurns, generator: Generator):

@@ -1,10 +1,10 @@
 """Monte-Carlo values of states within responses, which VinePPO (arXiv:2410.01679) uses instead of a value model.
 
-A state is a prompt and the first steps of a response to it. Its value is the mean reward of continuations: the same
-policy completes the response from this state several times, at the same temperature and `top_p`, up to the maximum
-length of a response. The seeds of the continuations are derived from the seed of the response. Responses that begin
-alike share a state, whose value is estimated once. The value of a state after the first `search.value_steps` is the
-reward of its own response.
+A state is a prompt and the first reasoning steps of a response to it. Its value is the mean reward of continuations:
+the same policy completes the response from this state several times, at the same temperature and `top_p`, up to the
+maximum length of a response. The seeds of the continuations are derived from the seed of the response. Responses that
+begin alike share a state, whose value is estimated once. Only the first `search.value_steps` states of a response are
+estimated. The value of a later state is the reward of the response.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,8 @@ _Key = tuple[str, tuple[int, ...]]  # prompt and tokens so far
 
 
 class Steps(NamedTuple):
-    """The steps of a response: after how many tokens each step ends, and the value of the state before each step."""
+    """The reasoning steps of a response: after how many tokens each step ends, and the value of the state before each
+    step."""
 
     ends: tuple[int, ...]
     values: tuple[float, ...]
@@ -50,9 +51,9 @@ def estimate(
     *,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Steps]]:
-    """Return one list per prompt with the steps of each response. All responses must have the same temperature and
-    `top_p`. `tell` is called now and then with two numbers: how many states are done, and how many there are. The work
-    can be long, so `tell` may raise an error to stop it."""
+    """Estimate the value of each state by sampling continuations. Return, per prompt and response, where the reasoning
+    steps end and the value before each. All responses must have the same temperature and `top_p`. `tell(done, total)`
+    is called during the work with numbers of states; an error that it raises stops the work."""
     most = config.value_steps or None
     divided = [
         [
@@ -127,7 +128,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _Divided:
-    """A response divided into steps."""
+    """A response divided into reasoning steps."""
 
     prompt: Prompt
     response: Response
@@ -136,7 +137,7 @@ class _Divided:
 
     @property
     def states(self) -> list[_State]:
-        """The state before each step."""
+        """The state before each reasoning step."""
         return [_State(self.prompt, self.response, tokens) for tokens in (0, *self.ends[:-1])]
 
     def values(self, estimates: Mapping[_Key, float], most: int | None) -> tuple[float, ...]:

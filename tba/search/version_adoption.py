@@ -1,5 +1,5 @@
-"""Adopt the version that a searcher generates with: the newest version, or, if the searcher goes in step with the
-trainer, a version of a given number."""
+"""Adopt the version that a searcher generates with: the newest version, or, with `sync.lag`, a version of a given
+number."""
 
 import time
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ LOOK_EVERY = 1.0  # seconds between looks for a version while responses are in f
 
 
 class VersionAdoption:
-    """Loads versions into a generator. Versions are looked for and fetched in a thread, so the searcher pauses only
-    while its generator loads one. `deadline` is the longest wait for a version, in seconds.
+    """Loads versions into a generator. A thread looks for versions and fetches them, so the searcher pauses only while
+    its generator loads one. `deadline` is the longest wait for a version, in seconds.
 
     With `updates_in_flight`, a newer version is loaded while responses are in flight. Otherwise the version waits until
-    they have finished.
+    these responses have finished.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class VersionAdoption:
         self.take_found(in_flight=False, wait=True)
 
     def look(self) -> None:
-        """Begin to look for the newest version and to fetch it, in a thread."""
+        """Begin to look for the newest version and to fetch it, in a thread. `take_found` adopts it later."""
         with self.progress.timed("adopt"):
             self.lookout.look(after=self.fetched[0] if self.fetched else self.version, refused=self.refused)
         self.looked = time.monotonic()
@@ -131,7 +131,7 @@ class VersionAdoption:
 
     def take_found(self, *, in_flight: bool, wait: bool = False) -> None:
         """Adopt the version that the last look has found. If responses are in flight and `updates_in_flight` is false,
-        keep the version until they have finished. With `wait`, wait for the look to end first."""
+        keep the version until a later call without responses in flight. With `wait`, first wait for the look to end."""
         with self.progress.timed("adopt"):
             if found := self.lookout.take(wait=wait):
                 with self._reporting(found.version):

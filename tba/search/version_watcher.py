@@ -38,8 +38,8 @@ class Lookout:
             self._line.submit(partial(self._look, after, refused))
 
     def take(self, *, wait: bool = False) -> Found | None:
-        """Return what the last look found, and forget it. While a look is under way, return None, or, with `wait`, wait
-        for the look to end."""
+        """Return the version that the last look found, and forget it; None if it found no newer version. While a look
+        is under way, return None, or, with `wait`, wait for the look to end."""
         if wait:
             self._line.finish()
         self._line.check()

@@ -85,8 +85,8 @@ class GSM8K:
         return Reward(value=float(self.rule(response.text, prompt.answer)))
 
     def step_ends(self, text: str) -> list[int]:
-        """Return where steps end: each line is a step, as in VinePPO. A line that begins with "####" belongs to the
-        step before it."""
+        """Return where reasoning steps end: each line is a step, as in VinePPO. A line that begins with "####" belongs
+        to the step before it."""
         return [place for place in line_ends(text) if not text.startswith("####", place)]
 
 

@@ -1,4 +1,4 @@
-"""Report errors in a task's code, which may be a user's own: with the task, the method, the prompt and the line."""
+"""Report errors in a task's code, which may be a user's own: name the task, the method, the prompt and the line."""
 
 import traceback
 from collections.abc import Iterator

@@ -124,7 +124,7 @@ class Math:
         return Reward(value=float(self.rule(response.text, prompt.answer)))
 
     def step_ends(self, text: str) -> list[int]:
-        """Return where steps end: with each sentence and each line, but never inside a formula."""
+        """Return where reasoning steps end: after each sentence and each line, but never inside a formula."""
         places = {*line_ends(text), *(sentence.end() for sentence in _SENTENCE.finditer(text))}
         inside = [range(formula.start() + 1, formula.end()) for formula in _FORMULA.finditer(text)]
         return sorted(place for place in places if not any(place in span for span in inside))

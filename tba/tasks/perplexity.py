@@ -1,5 +1,5 @@
-"""Measures of how far responses are from the reference: the correct ones, and one that is published although it
-misleads.
+"""Measures of how far responses are from the reference. One of them, `diluted_perplexity`, is misleading, and is here
+because papers publish it.
 
 Log-probabilities are natural logarithms. There is one log-probability for each token of a response, including its end
 token.
@@ -24,11 +24,11 @@ def perplexity(logps: Sequence[Sequence[float]]) -> float:
 def diluted_perplexity(
     prompt: Sequence[int], response: Sequence[int], logps: Sequence[float], marker: Sequence[int]
 ) -> float:
-    """Return the perplexity of one summary as Async RLHF, and TBA after it, published it. Unlike in `perplexity`, the
-    negative log-probability of the response is divided by the number of all tokens, those of the prompt included, less
-    1.
+    """Return the perplexity of one summary as Async RLHF, and TBA after it, published it. The negative log-probability
+    of the summary is divided by the number of all tokens, those of the prompt included, less 1. `perplexity` divides by
+    the number of tokens of the responses instead.
 
-    The response is the text after the last `marker`, even if the policy wrote this marker itself. A text without a
+    The summary is the text after the last `marker`, even if the policy wrote this marker itself. A text without a
     marker has perplexity 1.
     """
     text = (*prompt, *response)

@@ -65,7 +65,7 @@ class Quickstart:
         return Reward(value=float(response.finished and exact(response.text, prompt.answer)))
 
     def step_ends(self, text: str) -> Sequence[int]:
-        """Each digit is a step."""
+        """Return where reasoning steps end: each digit is a step."""
         return range(1, len(text))
 
     def recipe(self) -> str:

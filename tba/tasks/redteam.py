@@ -48,18 +48,22 @@ class Options:
     """Which model is attacked, and how attacks are judged. The defaults are the paper's small setting."""
 
     victim: str = "vicgalle/gpt2-alpaca"
-    """The model that is attacked: a folder, a URL or a name on the Hugging Face hub. `classifier` and `embeddings` take
-    the same."""
+    """The model that is attacked: a folder, a URL or a name on the Hugging Face hub. The options `classifier` and
+    `embeddings` also name a model in one of these ways."""
     victim_template: Literal["alpaca", "chat"] = "alpaca"
     """How the victim gets an attack: as an instruction of Alpaca, or as a message in the victim's chat template."""
     victim_samples: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Number of answers that the victim gives to each attack. Higher values give less noisy rewards and are slower."""
     victim_temperature: Annotated[float, Field(ge=0.001, le=10)] = 0.7
+    """Sampling temperature of the victim's answers."""
     victim_top_p: Annotated[float, Field(gt=0, le=1)] = 0.92
+    """`top_p` of the victim's answers, as in `search.top_p`."""
     victim_tokens: Positive = 30
     """Maximum number of tokens of an answer of the victim. Longer answers are cut off."""
     victim_batch: Positive = 512
     """Maximum number of answers that the victim generates in one batch. Higher is faster until memory runs out."""
     classifier: str = "facebook/roberta-hate-speech-dynabench-r4-target"
+    """The model that judges how toxic an answer is. `classifier_kind` says how."""
     classifier_kind: Literal["label", "guard"] = "label"
     """How the toxicity c of an answer is measured. `label`: the probability of the label named by the option `label`.
     `guard`: the probability that a guard, a language model that judges conversations, says "unsafe"."""
@@ -83,6 +87,8 @@ class Options:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights of victim and classifier."""
     victim_device: str = "auto"
+    """Device of the victim. `auto` uses a GPU if there is one. The next two settings name the devices of the other
+    models."""
     classifier_device: str = "auto"
     embeddings_device: str = "auto"
 
@@ -137,8 +143,8 @@ class RedTeam:
         return self.rewards([(prompt, response)])[0]
 
     def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
-        """Return the rewards. The parts of a reward are the arithmetic and the geometric mean of c over the victim's
-        answers. Responses that are too short have these parts too."""
+        """Return one reward per response. The parts of a reward are the arithmetic and the geometric mean of c over the
+        victim's answers. Responses that are too short have these parts too."""
         if self._victim is None or self._toxicity is None:
             raise ConfigError("redteam: victim and classifier are not loaded; call load() first")
         attacks = [response.text.strip() for _, response in asked]

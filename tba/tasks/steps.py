@@ -1,5 +1,5 @@
-"""Divide a response into steps. The task may say where steps end; otherwise each line is a step. Step ends are counted
-in tokens."""
+"""Divide a response into reasoning steps. The task may say where steps end; otherwise each line is a step. The end of a
+step is counted in tokens."""
 
 import re
 from bisect import bisect_left
@@ -18,8 +18,8 @@ def line_ends(text: str) -> list[int]:
 
 
 def step_ends(task: Task, tokenizer: Any, response: Response) -> tuple[int, ...]:
-    """Return, for each step of a response, the number of tokens up to the end of the step. The last step ends with the
-    response, and its end token belongs to this step."""
+    """Return, for each reasoning step of a response, the number of tokens up to the end of the step. The last step ends
+    with the response, and the end token of the response belongs to it."""
     text, tokens = response.text, response.tokens
     places = _step_ends(task, text) if isinstance(task, SplitsIntoSteps) else line_ends(text)
 

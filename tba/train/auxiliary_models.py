@@ -1,4 +1,4 @@
-"""Models that are trained beside the policy only to help train it: the value model of PPO, and a learned log Z.
+"""Models that are trained together with the policy only to help train it: the value model of PPO, and a learned log Z.
 
 These models live in the trainer and in its checkpoints, and are never published. The weights of their heads begin at 0.
 The backbone of the value model begins as a copy of the policy from which training starts.
@@ -75,7 +75,8 @@ class LogZ(nn.Module):
 
 
 def make_companion(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:
-    """Return the model that the objective needs beside this policy, or None if the objective needs none."""
+    """Return the model that the objective needs in addition to this policy, with its optimizer, or None if the
+    objective needs no such model."""
     auxiliary, training = config.objective.auxiliary, config.training
     if auxiliary is None:
         return None

@@ -1,7 +1,7 @@
 """Prepare the batches of a trainer in a separate thread, one batch ahead of the gradient steps.
 
-Before a batch is drawn, the thread applies the record of each sync that the draw must see. If the settings let the
-trainer wait for searchers (`sync.lag`, `sampling.max_age`), the thread waits for them before it applies a record.
+Before a batch is drawn, the thread applies the sync record of each sync that the draw must see. If the settings let the
+trainer wait for searchers (`sync.lag`, `sampling.max_age`), the thread waits for them before it applies a sync record.
 """
 
 import threading
@@ -38,7 +38,7 @@ class BatchesAhead:
 
     def __init__(self, config: Config, *, learner: Learner, buffer: ReplayBuffer, lease: Lease):
         self.config, self.learner, self.buffer, self.lease = config, learner, buffer, lease
-        self.applied = -1  # newest sync whose record the buffer holds
+        self.applied = -1  # newest sync whose record the buffer has applied
         self._pool = ThreadPoolExecutor(1, "ahead")
         self._seconds: dict[str, float] = {}  # spent since the last batch
         self._leaving = threading.Event()  # set when the thread must stop waiting for searchers
@@ -60,13 +60,13 @@ class BatchesAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def restore(self, state: TrainingState) -> None:
-        """Continue from a checkpoint: apply the records up to its sync again."""
+        """Continue from a checkpoint: apply the sync records up to its sync again, and restore its prompt queues."""
         self.buffer.replay(state.sync)
         self.buffer.restore(state.queues)
         self.applied = state.sync
 
     def await_initial_fill(self) -> None:
-        """Wait until enough trajectories have arrived. Do not wait if record 0 is stored already."""
+        """Wait until enough trajectories have arrived. Do not wait if sync record 0 is stored already."""
         wanted, arrived, deadline = self.config.search.initial_fill, 0, self.config.limits.data_deadline
         for _ in looks(deadline, every=_FILL_EVERY):
             if self.buffer.recorded(0):
@@ -82,13 +82,13 @@ class BatchesAhead:
         )
 
     def admit(self, sync: int) -> Future[dict[str, Any]]:
-        """Apply record `sync` in the thread. The result is the prompt queues after this record, before any later
-        draw."""
+        """Apply sync record `sync` in the thread, unless it is applied already. The result of the returned future is
+        the state of the prompt queues after this record, before any later draw."""
         return self._pool.submit(self._admit, sync)
 
     def prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Future[Prepared]:
-        """Prepare the batch of a step in the thread, once the record before this step is applied. `admitted` is the
-        result of `admit` for this record."""
+        """Prepare the batch of a step in the thread, once the sync record before this step is applied. `admitted` is
+        the future that `admit` returned for this record."""
         return self._pool.submit(self._prepare, step, admitted)
 
     # --- in the thread --------------------------------------------------------------------------------------------
@@ -104,10 +104,11 @@ class BatchesAhead:
         return self.buffer.queues()
 
     def _await_searchers(self, sync: int) -> None:
-        """Wait until the searchers have appended the trajectories that this record must admit. With `sync.lag` these
-        are one round of every searcher. With `sampling.max_age` they are enough young trajectories for all batches
-        before the next record. A request to stop ends the wait without this record, and so without a ledger and a
-        checkpoint of this sync: the steps since the newest checkpoint are then repeated when the run continues."""
+        """Wait until the searchers have appended the trajectories that this sync record must admit. With `sync.lag`
+        these are one round of every searcher. With `sampling.max_age` they are enough young trajectories for all
+        batches before the next sync record. A request to stop ends the wait without this record, and so without a
+        ledger and a checkpoint of this sync: the steps since the newest checkpoint are then repeated when the run
+        continues."""
         deadline = self.config.limits.data_deadline
         step, until = self.config.step_of_sync(sync), self.config.step_of_sync(sync + 1)
         for waited in looks(deadline):

@@ -92,8 +92,8 @@ class Follower(Child):
 
 class Followers:
     """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, rank 0 may wait
-    forever, so its process is ended. If rank 0 has noticed the death, it first gets time to store the syncs that were
-    closed before."""
+    forever. The process of rank 0 is therefore ended. If rank 0 has noticed the death, it first gets time to store the
+    syncs that were closed before."""
 
     def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * END_PATIENCE):
         self.size, self.grace = size, grace

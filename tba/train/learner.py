@@ -1,5 +1,5 @@
-"""A learner takes gradient steps: it holds the policy and the model trained beside it, and updates both on batches. A
-learner is deterministic on a CPU and does not use storage, so that a step can be repeated."""
+"""A learner takes gradient steps: it holds the policy and, if the objective needs one, a second model, and updates both
+on batches. A learner is deterministic on a CPU and does not use storage, so that a step can be repeated."""
 # Shapes: B rows, P prompts in the batch, K responses per prompt.
 
 import math
@@ -37,7 +37,7 @@ class Learned:
 
     outcomes: Sequence[Outcome]
     metrics: Metrics
-    skipped: str = ""  # why nothing was updated; empty if the weights were
+    skipped: str = ""  # why the step updated nothing; empty if it updated the weights
 
 
 class Learner:
@@ -54,7 +54,8 @@ class Learner:
         self.packs = not self.padded_because
 
     def restore(self, state: TrainingState) -> None:
-        """Continue from a checkpoint. The policy has been loaded from it already."""
+        """Restore the optimizer, the random state, the reference and the second model from a checkpoint. The policy's
+        weights must have been loaded from the checkpoint already."""
         check_fits(state.optimizer_name, self.config.training.optimizer)
         restore_optimizer(self.trained.optimizer, state.optimizer)
         torch.set_rng_state(state.random)
@@ -65,7 +66,8 @@ class Learner:
             self.companion.restore(state.companion)
 
     def state(self, *, step: int, sync: int) -> TrainingState:
-        """Return all that a checkpoint after this step keeps beside the policy, except the prompt queues."""
+        """Return everything that a checkpoint after this step keeps, except the policy's weights and the prompt
+        queues."""
         return TrainingState(
             step=step,
             sync=sync,
@@ -93,8 +95,8 @@ class Learner:
         )
 
     def learn(self, step: int, batch: Batch) -> Learned:
-        """Update the policy and the model trained beside it once, on the mean of the groups' losses. Update nothing if
-        the loss or a gradient norm is not finite."""
+        """Take one gradient step of the policy, and of the second model if there is one, on the mean of the groups'
+        losses. Update no weight if the loss or a gradient norm is not finite."""
         training = self.config.training
         beta, factor = beta_at(step, self.objective), learning_rate_factor(step, training)
         batch = replace(batch, reference_power=reference_power_at(step, self.objective))
@@ -165,7 +167,8 @@ class Learner:
         return known, self.objective.estimates(whole, beta=beta)
 
     def _groups(self, part: Batch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
-        """Return a part of the batch as groups. `found` has the numbers that the readers computed for this part."""
+        """Return a part of the batch as groups. `found` has the numbers that the readers computed for this part, by the
+        reader's name."""
         spread = {name: _spread(it, part) for name, it in found.items()}
         longest = self.config.search.max_response_tokens
         groups = as_groups(spread.pop("logp"), part, whole=whole, max_tokens=longest)
@@ -236,7 +239,7 @@ def _known(outcome: Outcome) -> Outcome:
 
 
 def _spread(value_R: Tensor, part: Batch) -> Tensor:
-    """Return [B, T]: at the position of each counted token its number, and 0 elsewhere."""
+    """Return [B, T]: the number of each counted token at the position of this token, and 0 elsewhere."""
     return value_R.new_zeros(part.tokens_BT.shape).masked_scatter(part.response_mask_BT, value_R)
 
 

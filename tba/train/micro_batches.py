@@ -32,7 +32,8 @@ class Packed(NamedTuple):
     counted_M: Tensor
 
     def logps(self, model: Any, *, temperature: float) -> Tensor:
-        """Return the [R] log-probabilities, equal to those of `tba.batches.logprobs.token_logps`."""
+        """Return [R]: the log-probability of each counted token, equal to that of
+        `tba.batches.logprobs.token_logps`."""
         return row_logps(
             model,
             self.groups,
@@ -148,7 +149,7 @@ def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple
 
 @torch.no_grad()
 def read(readers: Mapping[str, Reader], part: MicroBatch) -> dict[str, Tensor]:
-    """Return the numbers that each reader computes for all pieces in order, by the name of the reader."""
+    """Return, by the name of the reader, the numbers that each reader computes for all pieces in order."""
     numbers = {name: [reader(piece) for piece in (*part.pieces, *_spare(part))] for name, reader in readers.items()}
     return {name: torch.cat(by_piece[: len(part.pieces)]) for name, by_piece in numbers.items()}
 
@@ -158,8 +159,8 @@ def _spare(part: MicroBatch) -> list[Piece]:
 
 
 class Reading:
-    """The numbers that readers compute from a micro-batch. A loss is computed from these numbers; `backward` then
-    differentiates the loss by the weights."""
+    """The per-token numbers, such as log-probabilities, that each reader computes from a micro-batch. Compute a loss
+    from `found`, then call `backward`, which adds the gradient of the loss to the gradients of the weights."""
 
     def __init__(self, readers: Mapping[str, Reader], part: MicroBatch, known: Mapping[str, Tensor] | None = None):
         """`known` is the result of `read`, if the caller has it already."""

@@ -1,8 +1,8 @@
-"""A moving reference: a reference that is reset to the policy every so many steps, or that follows the policy at every
+"""A moving reference: a reference that is reset to the policy at regular intervals, or that follows the policy at every
 step.
 
-A reference that does not move is the policy before training, and the log-probabilities under it that searchers have
-stored suffice. A moving reference lives in the trainer, which computes its log-probabilities anew, and in checkpoints.
+A reference that does not move is the policy before training. Searchers have stored its log-probabilities, and these
+suffice. A moving reference lives in the trainer, which computes its log-probabilities anew, and in checkpoints.
 """
 
 from collections.abc import Mapping

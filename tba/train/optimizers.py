@@ -1,8 +1,8 @@
 """The forms of AdamW that a trainer can use: torch's own, one with moments of 8 bits, and one whose moments and updates
 are in main memory.
 
-Every form keeps its state in plain tensors, for the part of each parameter that a process holds. Their rows are the
-rows of the parameter. So any number of ranks can read the state that any number of ranks has stored.
+Every form keeps its state in plain tensors, for the part of each parameter that a process holds. The rows of these
+tensors are the rows of the parameter. So any number of ranks can read the state that any number of ranks has stored.
 """
 # Shapes: N rows, C columns, of a weight as a matrix whose columns are its last dimension; B blocks of a row.
 
@@ -41,7 +41,8 @@ def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingConfig,
 
 
 def check_fits(stored: OptimizerName, chosen: OptimizerName) -> None:
-    """Raise ConfigError if the chosen optimizer cannot continue with the moments that another optimizer has stored."""
+    """Raise ConfigError if the optimizer `chosen` cannot continue with the moments that the optimizer `stored` has
+    stored."""
     if not same_moments(stored, chosen):
         raise ConfigError(
             f"training.optimizer must be {stored!r}, which wrote the checkpoint, or an optimizer with moments of the "
@@ -153,11 +154,11 @@ class AdamW8bit(HeldAdamW):
             for it in (weight, gradient.contiguous(), *(state[it] for it in names))
         ]
         for weight_NC, gradient_NC, codes1_NC, scales1_NB, codes2_NC, scales2_NB in zip(*cut, strict=True):
-            first_NC = opened(codes1_NC, scales1_NB, signed=True).to(_precise(weight))
-            second_NC = opened(codes2_NC, scales2_NB, signed=False).to(_precise(weight))
+            first_NC = dequantised(codes1_NC, scales1_NB, signed=True).to(_precise(weight))
+            second_NC = dequantised(codes2_NC, scales2_NB, signed=False).to(_precise(weight))
             self._move_some(weight_NC, gradient_NC, (first_NC, second_NC), state["step"].clone(), options)
-            close(first_NC, codes1_NC, scales1_NB, signed=True)
-            close(second_NC, codes2_NC, scales2_NB, signed=False)
+            quantise(first_NC, codes1_NC, scales1_NB, signed=True)
+            quantise(second_NC, codes2_NC, scales2_NB, signed=False)
         state["step"] += 1
 
     def _move_some(
@@ -173,14 +174,15 @@ def _precise(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def opened(codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> Tensor:
+def dequantised(codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> Tensor:
     """Return [N, C]: the numbers that the codes stand for."""
     levels, _ = _levels(signed, codes_NC.device)
     return levels[codes_NC.int()].mul_(_spread(scales_NB, codes_NC))
 
 
-def close(number_NC: Tensor, codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> None:
-    """Store numbers as codes and scales, which are changed in place."""
+def quantise(number_NC: Tensor, codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> None:
+    """Quantise the numbers, and write their codes and scales into `codes_NC` and `scales_NB`. If `signed` is false, no
+    number gets the code that stands for 0."""
     columns, blocks = number_NC.shape[-1], scales_NB.shape[-1]
     padded_NC = nn.functional.pad(number_NC.abs(), (0, blocks * BLOCK - columns))
     scales_NB.copy_(padded_NC.unflatten(1, (blocks, BLOCK)).amax(dim=-1))

@@ -28,8 +28,8 @@ def reference_power_at(step: int, objective: Objective) -> float:
 
 
 def learning_rate_at(step: int, training: TrainingConfig) -> float:
-    """Return the peak rate times the factor of the schedule. The first update uses the factor of step 1, not of step 0,
-    and a linear schedule reaches 0 at the last update."""
+    """Return the learning rate of a step: the peak rate times the factor of the schedule. The first update uses the
+    factor of step 1, not of step 0, and a linear schedule reaches 0 at the last update."""
     return training.learning_rate * learning_rate_factor(step, training)
 
 

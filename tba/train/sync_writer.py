@@ -1,14 +1,14 @@
 """Write what a sync stores (ledger, version, checkpoint) from a copy of the trainer, while the trainer goes on.
 
-Each kind has a thread of its own, so that a slow upload delays neither the ledger nor the steps:
+Three threads write, one for each kind, so that a slow upload delays neither the ledger nor the steps:
 
     ledger       ledger of sync n, with the digest of the weights
     versions     version n -> pruning      once ledger n is stored
     checkpoints  checkpoint n -> pruning   once ledger n is stored
 
-Version numbers are skipped if the store is slow, unless searchers wait for every version or a record may wait for what
-they generate. With `sync.lag=0`, record n waits for what version n generates: version n then comes before ledger n, but
-after ledger n - 1.
+If the store is slow, some syncs publish no version. With `sync.lag` or `sampling.max_age`, every sync publishes one,
+because searchers or a sync record may wait for it. With `sync.lag=0`, sync record n waits for responses that version n
+generates: version n then comes before ledger n, but after ledger n - 1.
 
 A job that fails stops all jobs that follow it. Each thread holds at most two copies of the weights: one that it writes,
 and one that waits. The trainer waits only if the store is so slow that there is no room for the next copy.
@@ -70,7 +70,7 @@ class SyncWriter:
     ):
         self.config, self.attempt, self.lease, self.scratch = config, attempt, lease, scratch
         self.lag, self.publishes_all = config.sync.lag, config.awaits_searchers
-        self.previous: Future[None] | None = None  # writes the ledger of the sync before
+        self.previous: Future[None] | None = None  # writes the ledger of the previous sync
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
         self.times = StoreTimes()
@@ -129,18 +129,18 @@ class SyncWriter:
             )
 
     def write(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
-        """Store the steps that a sync closes, its version and its checkpoint. `admitted` gives the prompt queues once
-        record `copy.sync` is stored."""
+        """Store the steps that a sync closes, its version and its checkpoint. `admitted` is a future whose result is
+        the state of the prompt queues, once sync record `copy.sync` is stored."""
         stored = self.writing.submit(partial(self._write_ledger, copy, records, admitted))
         if copy.state is not None:  # before the version: pruning asks whether a checkpoint is being made
             self.keeping.submit(partial(self._after, stored, partial(self._keep, copy, copy.state, admitted)))
         if copy.publish:
-            before = self.previous if self.lag == 0 else stored  # with a lag of 0 record n waits for version n
+            before = self.previous if self.lag == 0 else stored  # with a lag of 0, sync record n waits for version n
             self.publishing.submit(partial(self._after, before, partial(self._publish, copy)))
         self.previous = stored
 
     def finish(self) -> None:
-        """Wait until everything is stored."""
+        """Wait until everything is stored, and prune the versions once more."""
         for line in self._lines():
             line.finish()
         self._prune_versions()
@@ -171,15 +171,15 @@ class SyncWriter:
     # --- in the three threads -------------------------------------------------------------------------------------
 
     def _write_ledger(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
-        admitted.result()  # record n comes before ledger n
+        admitted.result()  # sync record n comes before ledger n
         digest = copy.snapshot.sha256
         self._check_owner()
         with measured(self.times.ledger):
             self.ledger.write(copy.sync, records, weights_sha256=digest)
 
     def _after(self, stored: Future[None] | None, job: Callable[[], None]) -> None:
-        """Do a job for version n or checkpoint n once the ledger `stored` is stored. This is ledger n, or ledger n - 1
-        if record n waits for version n."""
+        """Do a job for version n or checkpoint n once the ledger that the future `stored` writes is stored. This is
+        ledger n, or ledger n - 1 if sync record n waits for version n."""
         if stored:
             stored.result()
         self._check_owner()

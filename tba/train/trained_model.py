@@ -58,7 +58,7 @@ class Trained(Generic[Model]):
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the weights and the optimizer from a copy that `tensors` made. Do nothing if the copy has no tensors
-        of this model, as in a fork that trains another model beside the policy than its parent."""
+        of this model, for example in a fork whose parent trained another model together with the policy."""
         prefix = f"{self.name}."
         found = {key.removeprefix(prefix): it for key, it in tensors.items() if key.startswith(prefix)}
         if not found:

@@ -2,12 +2,12 @@
 
 Its threads share only finished values:
 
-    ahead    record of sync n (once step n x k has begun) -> draw -> fetch -> collate (tba/train/batches_ahead.py)
+    ahead    sync record n (once step n x k has begun) -> draw -> fetch -> collate (tba/train/batches_ahead.py)
     main     forward, backward, step; at each sync, a copy of the trainer
     syncing  ledger, version and checkpoint of sync n, from the copy; three threads (tba/train/sync_writer.py)
 
-Order at a sync: record, ledger, checkpoint. After a crash between any two of them, the next attempt repeats the steps
-since the newest checkpoint, with the same records.
+Order at a sync: sync record, ledger, checkpoint. After a crash between any two of them, the next attempt repeats the
+steps since the newest checkpoint, with the same sync records.
 """
 
 import time
@@ -54,18 +54,19 @@ class Trainer:
     # --- starting -------------------------------------------------------------------------------------------------
 
     def resume(self, state: TrainingState) -> None:
-        """Continue from a checkpoint: apply the records up to it again. The policy has been loaded from it already."""
+        """Continue from a checkpoint: restore its state, and apply the sync records up to its sync again. The policy's
+        weights must have been loaded from it already."""
         self.learner.restore(state)
         self.ahead.restore(state)
         self.first_step = state.step + 1
 
     def run(self) -> None:
-        """Train up to the last step. The trainer consumes the trajectories that searchers append, and produces records,
-        ledgers, versions and checkpoints.
+        """Train up to the last step. The trainer consumes the trajectories that searchers append, and produces sync
+        records, ledgers, versions and checkpoints.
 
         The trainer waits for searchers once, for the initial fill. With `sync.lag` it does not wait for the initial
-        fill but, before each record, for a round of every searcher. With `sampling.max_age` it may also wait, before a
-        record, for younger trajectories.
+        fill but, before each sync record, for a round of every searcher. With `sampling.max_age` it may also wait,
+        before a sync record, for younger trajectories.
         """
         self.syncs.publish(self.learner.snapshot(), max(self.ahead.applied, self.config.start.sync))
         if self.first_step > self.config.training.steps:
@@ -81,8 +82,8 @@ class Trainer:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def take_steps(self) -> None:
-        """Take every step. While a step is taken, the next batch is prepared, but not before the record that the batch
-        needs is stored."""
+        """Take the remaining gradient steps. On a request to stop, end after the next sync and raise Stopped. The next
+        batch is prepared during a step, once the sync record that the batch needs is stored."""
         config, records = self.config, list[StepRecord]()
         admitted = self.ahead.admit(config.sync_before(self.first_step))
         upcoming = self.ahead.prepare(self.first_step, admitted)
@@ -137,8 +138,8 @@ class Trainer:
     # --- requests to stop, and reports ----------------------------------------------------------------------------
 
     def hear(self) -> None:
-        """Note a request to stop. The trainer stops at the next sync, which gets a checkpoint, so that no step has to
-        be repeated."""
+        """Remember a request to stop. The trainer stops at the next sync, which gets a checkpoint, so that no step has
+        to be repeated."""
         try:
             self.lease.check()
         except Stopped as stopped:
@@ -155,7 +156,7 @@ class Trainer:
         self.lease.tell(f"stopping: stores the sync after step {step}", step=step, seconds_to_stop=seconds)
 
     def record(self, step: int, prepared: Prepared, learned: Learned, seconds: Mapping[str, float]) -> StepRecord:
-        """Return the record of the step for the ledger. Also report the step to metrics, alarms and lease."""
+        """Return the ledger's record of the step. Also report the step to metrics, alarms and lease."""
         config = self.config
         version = Version(config.sync_before(step), self.syncs.attempt)
         metrics = {

@@ -1,8 +1,8 @@
 """The state that a trainer needs to continue exactly where it stopped, as a folder of safetensors and JSON.
 
 The folder has the policy in full precision, the optimizer's moments, a reference that has moved, a model that is
-trained beside the policy, the random state, the step, and the prompt queues of the replay buffer. Nothing is pickled:
-optimizers are flattened into named tensors.
+trained together with the policy, the random state, the step, and the prompt queues of the replay buffer. Nothing is
+pickled: optimizers are flattened into named tensors.
 
 With several ranks, each rank stores the rows of the optimizer's moments that it holds, in a file of its own. Any number
 of ranks can read these files: each rank reads the rows that it will hold.
@@ -33,7 +33,7 @@ _COMPANION, _RANDOM = "companion.safetensors", "random"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """All that a checkpoint keeps beside the policy's weights."""
+    """Everything in a checkpoint except the policy's weights."""
 
     step: int
     sync: int
@@ -42,7 +42,7 @@ class TrainingState:
     random: Tensor  # torch's CPU generator
     optimizer_name: OptimizerName = "adamw"
     reference: dict[str, Tensor] | None = None  # the reference's weights by name, if it has moved
-    companion: dict[str, Tensor] | None = None  # weights and optimizer of the model trained beside the policy
+    companion: dict[str, Tensor] | None = None  # weights and optimizer of the model that the objective needs, if any
     ranks: Ranks = ALONE  # the rank that has this state
     others: Path | None = None  # folder into which the other ranks write their parts of the optimizer
 
@@ -69,8 +69,8 @@ class TrainingState:
 
     @classmethod
     def load(cls, folder: Path, ranks: Ranks = ALONE) -> "TrainingState":
-        """Read the state in a folder. Raise Damaged if the folder has no state. Fields that a later version of this
-        program has added are ignored."""
+        """Read the state in a folder. Raise Damaged if the state is missing or unreadable. Fields that a later version
+        of this program has added are ignored."""
         try:
             plain = json.loads((folder / _STATE).read_text())
             tensors = read_optimizer(folder, ranks)
@@ -95,7 +95,8 @@ class TrainingState:
 
 def check_saved(folder: Path, *, sync: int, step: int) -> None:
     """Raise Damaged, naming the file, unless a trainer can resume from this folder after this sync and step. Every JSON
-    file must be readable and every safetensors file complete. No weights are read."""
+    file must be readable, every safetensors file must have its full length, and the state must name this sync and step.
+    The values of weights are not read."""
     for path in sorted(folder.rglob("*.json")):
         with _named(path.name):
             json.loads(path.read_bytes())
@@ -156,7 +157,7 @@ def read_optimizer(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[list[Any]]:
-    """Open the files of the optimizer, in the order of ranks. Raise KeyError unless all of them are there."""
+    """Open the files of the optimizer, in the order of ranks. Raise KeyError if any of them is missing."""
     names = sorted(path.name for path in folder.glob(f"{_FILE}*.safetensors"))
     sizes = {int(match[1]) if (match := re.search(r"-of-(\d+)\.", name)) else 1 for name in names}
     if sizes != {len(names)}:

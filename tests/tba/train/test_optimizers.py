@@ -17,7 +17,7 @@ from tba.config import OptimizerName, TrainingConfig
 from tba.errors import ConfigError, Stopped
 from tba.models.policy import Policy
 from tba.train.learner import Learner
-from tba.train.optimizers import BLOCK, close, make_optimizer, opened
+from tba.train.optimizers import BLOCK, dequantised, make_optimizer, quantise
 from tba.train.training_state import TrainingState, optimizer_tensors
 from tests.support.tba.trainers import EVERY, STEPS, Buffer, Journal, LeaseAt, make, settings
 
@@ -128,8 +128,8 @@ def test_a_number_comes_back_within_half_a_level_of_its_blocks_largest(columns: 
     found_NC = found_NC if signed else found_NC.abs()
     blocks = math.ceil(columns / BLOCK)
     codes_NC, scales_NB = torch.zeros(3, columns, dtype=torch.uint8), torch.zeros(3, blocks)
-    close(found_NC, codes_NC, scales_NB, signed=signed)
-    again_NC = opened(codes_NC, scales_NB, signed=signed)
+    quantise(found_NC, codes_NC, scales_NB, signed=signed)
+    again_NC = dequantised(codes_NC, scales_NB, signed=signed)
     for first in range(0, columns, BLOCK):
         block, back = found_NC[:, first : first + BLOCK], again_NC[:, first : first + BLOCK]
         largest = block.abs().amax(dim=1, keepdim=True)
