@@ -1,4 +1,4 @@
-"""The sync records of a run. Each is read if it exists; otherwise the newest attempt of the trainer creates it."""
+"""Reads and creates the sync records of a run, for one attempt of the trainer."""
 
 from hashlib import sha256
 
@@ -10,11 +10,11 @@ from tba.errors import AlreadyExists, Missing, Superseded
 
 
 class RecordChain:
-    """Reads and creates sync records in order. Each record names the sha256 of the previous record, so the chain keeps
-    the sha256 of the newest."""
+    """Reads and creates sync records in order. Each record holds the sha256 of the previous record, so this object
+    remembers the sha256 of the newest."""
 
     def __init__(self, run: Run, attempt: int):
-        self.newest_sha256: str | None = None  # sha256 of the newest record that was appended
+        self.newest_sha256: str | None = None  # sha256 of the record that was appended last
         self._run, self._attempt = run, attempt
 
     def has(self, sync: int) -> bool:
@@ -25,8 +25,8 @@ class RecordChain:
         return read_record(self._run, sync, previous_sha256=self.newest_sha256)
 
     def create(self, record: SyncRecord) -> StoredRecord:
-        """Store a record and return it. If another process has stored the record of this sync first, return that
-        record instead. Raise Superseded in that case if this attempt is no longer the newest."""
+        """Store a sync record and return it. If another process has stored a record for this sync first, return that
+        record instead, or raise Superseded if this attempt is no longer the newest."""
         data = encode(record)
         try:
             self._run.store.create(layout.sync(record.sync), data)
