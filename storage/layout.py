@@ -78,8 +78,8 @@ def run_url(root: str, run: str) -> str:
 
 
 def root_of(run_url: str) -> str:
-    """Return the root of a run: the root from which `run_url` makes this URL or, for a run that was moved elsewhere,
-    the folder that it is in."""
+    """Return the root under which a run is stored. If the run was moved to a folder that is not named `runs`, return
+    the folder that contains the run."""
     folder = run_url.rpartition("/")[0]
     return folder.removesuffix(f"/{RUNS[:-1]}")
 

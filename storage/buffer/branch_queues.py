@@ -87,7 +87,7 @@ class BranchQueues:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return which prompts have been drawn since each queue was last refilled."""
+        """Return, for each branch, which prompts have been drawn since its queue was last refilled."""
         return {branch: queue.state() for branch, queue in self.by_branch.items()}
 
     def restore(self, states: Mapping[str, Any]) -> None:

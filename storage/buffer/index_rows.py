@@ -91,9 +91,8 @@ class Pool:
     keeps the rows with the highest reward, and all rows from its newest sync record; a row counts with the highest
     reward that any of its copies ever had.
 
-    So an evicted row stays out until its content arrives again, even if the reward varies between copies. A pool with
-    a smaller `capacity` holds a subset of the rows of a larger pool. After a sync record, each of its prompts has rows
-    of that record to draw.
+    So an evicted row stays out until its content arrives again, even if the reward varies between copies. A smaller
+    `capacity` keeps a subset of the rows. After a sync record, each of its prompts has rows of that record to draw.
 
     If ages are bounded, a row that is too old when it enters is ignored, as if it had not arrived. A row that becomes
     too old later cannot be drawn any more, but still takes up room. The rows that could use this room entered earlier,
@@ -199,14 +198,12 @@ class Pool:
         self.rows.set("best", np.array([last[key] for key in highest]), [place for _, place in highest.values()])
 
     def _held(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Return the places of the rows that these prompts have room for, prompt by prompt, and the number of rows of
-        each prompt."""
+        """Return the places of the rows that these prompts have room for, and the number of rows of each prompt."""
         lists = [self.held[prompt] for prompt in prompts]
         return np.frombuffer(b"".join(lists), np.int32), [len(places) // 4 for places in lists]
 
     def places(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Return the places of these prompts' rows that can be drawn, prompt by prompt, and the number of rows of each
-        prompt."""
+        """Return the places of these prompts' rows that can be drawn, and the number of rows of each prompt."""
         places_N, counts = self._held(prompts)
         if self.max_age is None:
             return places_N, counts
@@ -255,8 +252,7 @@ class Pool:
         return prompts_P
 
     def count_young(self, step: int) -> int:
-        """Return the number of rows whose age at a gradient step is within the bound, whether or not their prompt has
-        room for them."""
+        """Count the rows that are young enough at a gradient step, whether or not their prompt has room for them."""
         versions = np.array(list(self.young), np.int64)
         young = versions[self._is_young(versions, step)].tolist()
         return sum(len(prompts) for version in young for prompts in self.young[version])

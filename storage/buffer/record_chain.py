@@ -21,7 +21,8 @@ class RecordChain:
         return self._run.store.exists(layout.sync(sync))
 
     def read(self, sync: int) -> StoredRecord | None:
-        """Return the record of a sync, which must follow the newest record; None if it is not stored."""
+        """Return the record of a sync, which must follow the newest record; None if it is not stored. Raise Damaged if
+        it does not hold the sha256 of the newest record."""
         return read_record(self._run, sync, previous_sha256=self.newest_sha256)
 
     def create(self, record: SyncRecord) -> StoredRecord:
@@ -39,7 +40,7 @@ class RecordChain:
         return StoredRecord(record, sha256(data).hexdigest())
 
     def append(self, stored: StoredRecord) -> None:
-        """Make a record the newest record of the chain."""
+        """Remember a stored record as the newest one, which the next sync record follows."""
         self.newest_sha256 = stored.sha256
 
     def check_attempt(self) -> None:

@@ -292,7 +292,7 @@ def _check_sources(nodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object in parsed JSON."""
+    """Yield all dicts in parsed JSON, including nested ones."""
     if isinstance(tree, dict):
         yield tree
     for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():

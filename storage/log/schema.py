@@ -160,7 +160,7 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, ArithmeticErr
 
 
 def decode(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the table in the bytes of a shard, or only some of its columns. Raise one of `UNREADABLE` if the bytes are
+    """Return the table in the bytes of a shard, or only these columns of it. Raise one of `UNREADABLE` if the bytes are
     damaged."""
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     table = file.read(list(columns) if columns else None, use_threads=False)

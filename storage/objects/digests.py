@@ -29,7 +29,7 @@ class Digest:
         return {"bytes": self.size, "sha256": self.sha256}
 
     def verify(self, data: bytes, name: str) -> None:
-        """Raise Damaged, naming the object, unless these are the bytes that the record describes."""
+        """Raise Damaged, naming the object, unless `data` has this size and sha256."""
         if len(data) != self.size:
             raise Damaged(f"{name} has {len(data)} bytes, but its record says {self.size}")
         if sha256(data).hexdigest() != self.sha256:

@@ -98,9 +98,10 @@ def chain_as_readable(run: Run, ledger: Collection[Version], damage: DamageLog) 
 
 
 def readable_chain(stored: Mapping[str, bytes], ledger: Collection[Version], damage: DamageLog) -> list[Span]:
-    """Return the chain of the newest attempt even if records of attempts are damaged or missing. `stored` has the bytes
-    of the records by key. `ledger` has the sync and attempt of each object of the ledger. If the record of an attempt
-    cannot be used, `damage` says so, and the attempt counts as continuing from the sync before its ledger begins."""
+    """Return the chain of attempts that led to the newest attempt, even if records of attempts are damaged or missing.
+    `stored` has the bytes of the records by key. `ledger` has the sync and attempt of each object of the ledger. If the
+    record of an attempt cannot be used, `damage` says so, and the attempt counts as continuing from the sync before its
+    ledger begins."""
     attempts = _readable(stored, damage)
     cited = {layout.parse_attempt(key) or 0 for key in stored} | {name.attempt for name in ledger}
     newest = max(cited, default=0)

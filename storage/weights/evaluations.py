@@ -28,7 +28,7 @@ class Evaluations:
         self._named: dict[str, Version | None] = {}  # by key of each record that was read: the version that it links to
 
     def write(self, scores: Sequence[Score]) -> None:
-        """Store the scores of each version. A version that was evaluated before keeps its earlier scores."""
+        """Store one record for each version among the scores. A version that has a record already keeps that record."""
         for version in sorted({score.version for score in scores}):
             own = [score for score in scores if score.version == version]
             record = {

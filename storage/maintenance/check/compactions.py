@@ -154,7 +154,8 @@ class CompactionCheck:
                 self._findings.note(f"{key} is unfinished, or another compaction has replaced it")
 
     def _parts(self, compaction: Compaction) -> list[tuple[Part, SyncRecord]]:
-        """Return the parts of a compaction whose shards are admitted, each with the record that admits its shard."""
+        """Return the parts of a compaction whose shards are admitted, each with the sync record that admits its
+        shard."""
         parts = (part for part in compaction.parts if part.shard.key in self._admitted)
         return [(part, self._admitted[part.shard.key][1]) for part in parts]
 

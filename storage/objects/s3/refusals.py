@@ -27,12 +27,12 @@ _ESSENTIAL = {
     "complete_multipart_upload": "ETag",
     "list_objects_v2": "IsTruncated",
 }
-"""The field that every answer to an operation has, even an empty listing. If an answer lacks the field, something
+"""For each operation, a field that all its answers have, even an empty listing. If an answer lacks the field, something
 between server and client has replaced the answer."""
 
 
 class Refused(Exception):
-    """An answer that another try would not change."""
+    """A final refusal by the server: another try would get the same answer."""
 
     def __init__(self, status: int, code: str, message: str):
         super().__init__(f"{code}: {message}" if message else code)

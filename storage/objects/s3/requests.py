@@ -86,7 +86,8 @@ class Requests:
         return answer
 
     async def head(self, key: str) -> dict[str, Any] | None:
-        """Return size, tag and metadata of an object; None if there is no such object."""
+        """Return what the server says about an object: its size, tag and metadata. Return None if there is no such
+        object."""
         try:
             return await self.send("head_object", key)
         except Refused as refused:
