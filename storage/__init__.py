@@ -1,4 +1,4 @@
-"""Storage of trajectories, versions and records: immutable objects in one folder or bucket, and SQL over all of them.
+"""Stores the trajectories, versions and records of runs as objects in a folder or a bucket, and offers SQL over them.
 
 From a notebook or another program:
 
@@ -23,15 +23,16 @@ _HOMES = {
     "Store": "storage.objects.store",
     "connect": "storage.queries.views",
     "default_root": "storage.runs.run",
-    "open_store": "storage.objects.store",
-    "probe": "storage.objects.store",
+    "open_store": "storage.objects.open_store",
+    "probe": "storage.objects.open_store",
     "resolve": "storage.runs.run",
     "run_urls": "storage.runs.run",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module of a public name at its first use, so that importing one part does not import all of them."""
+    """Return a public name, and import its module only now. So importing one part of storage does not import all of
+    it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'storage' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,5 @@
-"""Every name inside a run's folder. Names are derived, never random. No other module of the project builds a path."""
+"""Makes and parses the names of all objects in a run's folder. Each name follows from numbers, from other names or from
+the content of the object."""
 
 import re
 from typing import NamedTuple
@@ -28,7 +29,7 @@ FORKS = "forks/"
 SHARED = (
     PROMPTS, TRAJECTORIES, COMPACTIONS, SYNCS, DRAWS, STEPS, LEDGER, VERSIONS, CHECKPOINTS, ATTEMPTS, EVALUATIONS,
 )  # fmt: skip
-"""Folders in which a fork sees objects of its parent, under the names that they have in the parent."""
+"""Folders in which a fork sees objects of its parent, under the same names as in the parent."""
 MANIFEST = "MANIFEST.json"
 REPORT = "report.html"
 
@@ -37,8 +38,8 @@ _SEARCHER = re.compile(r"searcher=(\d{3,})")
 _SHARD = re.compile(r"trajectories/searcher=(\d{3,})/seq=(\d{8,})\.parquet")
 _LARGEST = 2**31 - 1  # largest number of a searcher and of a seq: both are columns of 32 bits
 IMPORTS = 1_000_000_000
-"""Searcher numbers from here on do not belong to searchers of the run. Each stands for an imported file and follows
-from the rows of that file."""
+"""Lowest searcher number of an imported file. Searchers of a run have lower numbers. The number of an imported file
+follows from the file's rows (`imported`)."""
 
 
 def _number(digits: int) -> str:
@@ -77,8 +78,8 @@ def run_url(root: str, run: str) -> str:
 
 
 def root_of(run_url: str) -> str:
-    """Return the root of a run: the root from which `run_url` makes this URL or, for a run that was moved elsewhere,
-    the folder that it is in."""
+    """Return the root under which a run is stored. If the run was moved to a folder that is not named `runs`, return
+    the folder that contains the run."""
     folder = run_url.rpartition("/")[0]
     return folder.removesuffix(f"/{RUNS[:-1]}")
 
@@ -88,13 +89,13 @@ def prompts(split: str) -> str:
 
 
 def prompts_record(split: str) -> str:
-    """The record that holds the digest of a split's prompts."""
+    """Return the name of the record that holds the digest of a split's prompts."""
     return f"{PROMPTS}{split}.json"
 
 
 def parse_prompts(key: str) -> str | None:
-    """Return the split of an object of prompts; None if the key is not the name of one. The other functions that parse
-    return None likewise."""
+    """Return the split that an object of prompts belongs to. Return None if the key is not the name of such an object;
+    the other functions that parse names do the same."""
     match = _PROMPTS.fullmatch(key)
     return match[1] if match else None
 
@@ -104,7 +105,8 @@ def searcher_folder(searcher: int) -> str:
 
 
 def parse_searcher(folder: str) -> int | None:
-    """Return the searcher whose folder under `TRAJECTORIES` has this name; None if it is no searcher's."""
+    """Return the number of the searcher that has this folder under `TRAJECTORIES`; None if it is not the folder of a
+    searcher."""
     match = _SEARCHER.fullmatch(folder)
     searcher = int(match[1]) if match else -1
     named = 0 <= searcher <= _LARGEST and searcher_folder(searcher) == f"{TRAJECTORIES}{folder}/"
@@ -118,7 +120,7 @@ def shard(searcher: int, seq: int) -> str:
 
 
 def imported(sha256: str) -> int:
-    """Return the number that stands for a searcher in the name of an imported file whose rows have this digest."""
+    """Return the searcher number of an imported file. It follows from `sha256`, the digest of the file's rows."""
     return IMPORTS + int(sha256[:16], 16) % 1_000_000_000
 
 
@@ -135,7 +137,7 @@ class CompactionName(NamedTuple):
     """Name of a compaction's object. Its record has the same name with another suffix."""
 
     first_sync: int  # the first sync that admitted any of its rows
-    last_sync: int  # the last sync that did
+    last_sync: int  # the last sync that admitted any of its rows
     digest: str  # the start of the object's sha256
 
     @property
@@ -152,7 +154,7 @@ def compaction(first_sync: int, last_sync: int, sha256: str) -> CompactionName:
 
 
 def parse_compaction(key: str) -> CompactionName | None:
-    """Parse the name of a compaction's object or of its record."""
+    """Return the name of a compaction, given the key of its object or of its record."""
     match = _COMPACTION.fullmatch(key)
     return CompactionName(int(match[1]), int(match[2]), match[3]) if match else None
 
@@ -175,12 +177,13 @@ def steps(number: int, attempt: int) -> str:
 
 
 def ledger(number: int, attempt: int) -> str:
-    """The record that holds the digests of a sync's draws and steps."""
+    """Return the name of the record that holds the digests of a sync's draws and steps."""
     return f"{LEDGER}{Version(number, attempt)}.json"
 
 
 def parse_ledger(key: str) -> Version | None:
-    """Return the sync and the attempt of an object of draws or of steps, or of the record of both."""
+    """Return the sync and the attempt of an object of draws or of steps, or of the record that holds the digests of
+    both."""
     match = _LEDGER.fullmatch(key)
     sync, attempt = (match[1] or match[3], match[2] or match[4]) if match else ("", "")
     return Version(int(sync), int(attempt)) if match else None
@@ -227,7 +230,7 @@ def retention(number: int) -> str:
 
 
 def fork(run: str) -> str:
-    """The record by which a run registers a fork of itself."""
+    """Return the name of the record by which a run registers a fork of itself."""
     return f"{FORKS}{run}.json"
 
 
@@ -256,7 +259,8 @@ def role_name(role: str, index: int = 0) -> str:
 
 
 def is_part(key: str) -> bool:
-    """True if a run stores objects under such names. Anything else in its folder is left alone and never read."""
+    """True if an object of a run can have this name. A run never reads other objects in its folder, and leaves them
+    alone."""
     parsers = (
         parse_shard, parse_compaction, parse_prompts, parse_sync, parse_ledger, parse_folder, parse_attempt,
         parse_evaluation,

@@ -30,6 +30,10 @@ def test_flows_and_storage_import_without_the_machine_learning_libraries():
     assert not imported_by(*LIGHT) & {"torch", "transformers", "vllm", "wandb"}
 
 
+def test_every_public_name_of_storage_can_be_loaded():
+    assert [name for name in storage.__all__ if getattr(storage, name, None) is None] == []
+
+
 def test_the_vocabulary_imports_with_the_standard_library_and_pydantic_alone():
     brought = imported_by("tba.types", "tba.errors", "tba.interfaces", "tba.config")
     assert not brought & {"torch", "numpy", "pyarrow", "duckdb", "prefect", "fsspec"}

@@ -1,4 +1,4 @@
-"""Finds shards that have arrived but that no record admits yet. Each shard is listed, read once and checked.
+"""Finds shards that have arrived but that no sync record admits yet. Each shard is listed, read once and checked.
 
 An object that is not a good shard, or that does not have the name of a shard, is refused for good. An object that is
 listed but cannot be read is neither found nor refused: it is skipped and read again at the next look.
@@ -28,18 +28,19 @@ from storage.runs.run import Run
 from tba.errors import Damaged, StorageError
 
 SMALL = 1000
-"""Folders with fewer shards than this are listed at every look. One answer of S3 lists this many names."""
+"""A searcher's folder with fewer settled shards than this is listed at every look. One answer of S3 lists this many
+names."""
 
 _LARGEST = 2**31 - 1  # a seq is a column of 32 bits
 
 
 class Arrival(NamedTuple):
     shard: Shard
-    light: pa.Table  # the columns of the index
+    light: pa.Table  # its columns for the index of the replay buffer
 
 
 class Seqs:
-    """A set of sequence numbers, kept as spans without gaps. It takes little memory if there are few gaps."""
+    """A set of sequence numbers, stored as spans without gaps. It takes little memory if there are few gaps."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -79,15 +80,15 @@ class Seqs:
 
 
 class Arrivals:
-    """The shards of a run that no record names yet. `look` finds shards and refuses those that are faulty. Call
-    `settle` for the shards that a record admits or refuses: they are forgotten for good. `check` is called with the
-    rows of a shard, and raises Damaged if they cannot be admitted."""
+    """The shards of a run that no sync record names yet. `look` finds new shards and refuses those that are faulty.
+    Call `settle` for the shards that a sync record admits or refuses: they are never read again. `check` gets the rows
+    of a shard, and raises Damaged if they cannot be admitted."""
 
     def __init__(self, run: Run, payloads: Payloads, check: Callable[[pa.Table], None]):
         self.run, self.payloads, self.check = run, payloads, check
         self.found: dict[str, Arrival] = {}
         self.refused: dict[str, Refusal] = {}
-        self.unread: dict[str, str] = {}  # by key that could not be read at the last look: the reason
+        self.unread: dict[str, str] = {}  # by key of an object that could not be read at the last look: the reason
         self._settled: defaultdict[int, Seqs] = defaultdict(Seqs)  # by searcher
         self._strangers: set[str] = set()  # settled keys that are not names of shards
         self._pause: defaultdict[int, int] = defaultdict(int)  # by searcher: looks until its folder is listed again
@@ -102,7 +103,8 @@ class Arrivals:
         return sum(arrival.shard.rows for arrival in self.found.values())
 
     def take(self, shard: Shard) -> pa.Table | None:
-        """Return the light columns of a shard if it was found and is exactly as a record describes it, else None."""
+        """Return the index columns of a shard if it was found and is exactly as `shard`, from a sync record, describes
+        it. Otherwise return None."""
         arrival = self.found.get(shard.key)
         return arrival.light if arrival and arrival.shard == shard else None
 
@@ -129,8 +131,8 @@ class Arrivals:
                 yield from self._from(searcher, self._settled[searcher].first_missing)
 
     def _following(self, searcher: int, seq: int) -> Iterator[str]:
-        """Yield the keys of the shards from `seq` on; in a local store, only up to the first gap. A local folder cannot
-        be listed from a given name on, but asking for single names is fast."""
+        """Yield the keys of the stored shards from `seq` on; in a local store, only up to the first gap. A local folder
+        cannot be listed from a given name on, but asking for single names is fast."""
         if self.run.store.local_path(layout.TRAJECTORIES[:-1]) is None:
             yield from self._from(searcher, seq)
             return
@@ -148,8 +150,8 @@ class Arrivals:
                 yield entry.key
 
     def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield keys with the bytes of their objects. Several objects are read at the same time. If this fails, the
-        objects are read one by one."""
+        """Yield keys with the bytes of their objects. Several objects are read at the same time. If this fails, each
+        object is read by itself, and objects that cannot be read are left out."""
         for start in range(0, len(keys), SIDE_BY_SIDE):
             batch = keys[start : start + SIDE_BY_SIDE]
             try:
@@ -169,7 +171,7 @@ class Arrivals:
             return None
 
     def knows(self, key: str) -> bool:
-        """True if a shard was found or refused, or if a record has settled it."""
+        """True if a shard was found, refused or settled."""
         name = layout.parse_shard(key)
         settled = name[1] in self._settled[name[0]] if name else key in self._strangers
         return settled or key in self.found or key in self.refused

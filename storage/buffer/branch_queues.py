@@ -1,4 +1,5 @@
-"""The queue of each branch: the prompts that can be taken now, and the order in which the slots of a step take them."""
+"""The queues of prompts, one per branch: which prompts a gradient step can take, and in which order its slots take
+them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import md5
@@ -14,11 +15,11 @@ from tba.errors import Damaged
 from tba.types import Branch
 
 Turns = Mapping[Branch, Sequence[int]]
-"""For each branch, the prompts that the slots of a step would take, in order."""
+"""For each branch, the prompts that the slots of a gradient step would take, in order."""
 
 
 class BranchQueues:
-    """The queues of all branches. If `mean_reward_between` gives two bounds, prompts whose mean reward is not strictly
+    """The queues of all branches. If `mean_reward_between` has two bounds, prompts whose mean reward is not strictly
     between them are held back."""
 
     def __init__(self, *, seed: int, slots: int, mean_reward_between: tuple[float, float] | None = None):
@@ -27,16 +28,16 @@ class BranchQueues:
         self._seed, self._slots = seed, slots
 
     def admit(self, recent: np.ndarray, prompts: int) -> None:
-        """Add the prompts of a record. `recent` has the numbers of these prompts in ascending order; `prompts` is the
-        number of all prompts that the index then has."""
+        """Add the prompts of a sync record. `recent` has the numbers of these prompts in ascending order. `prompts` is
+        the number of all prompts of the index, including these."""
         prioritised = self.by_branch["prioritised"]
         prioritised.add(np.arange(len(prioritised.prompts_P), prompts))
         self.by_branch["recent"] = Queue()
         self.by_branch["recent"].add(recent)
 
     def judge(self, prompts_P: np.ndarray, pool: Pool, first_recent: int) -> None:
-        """Update the queues for these prompts, whose rows have changed: find which prompts have nothing to draw now,
-        and whose mean reward is outside the bounds. The rows of the newest record begin at the place `first_recent`."""
+        """Update the queues for these prompts, whose rows have changed: which of them have nothing to draw now, and
+        which have a mean reward outside the bounds. The rows of the newest record begin at the place `first_recent`."""
         if pool.max_age is not None:
             newest_P = pool.newest_places(prompts_P.tolist())
             self.by_branch["prioritised"].pass_over(prompts_P, newest_P < 0)
@@ -48,8 +49,7 @@ class BranchQueues:
                 queue.hold_back(prompts_P, outside_P)
 
     def without_bounds(self) -> set[Branch]:
-        """Return the branches that draw from all of their prompts, because none of these prompts is within the
-        bounds."""
+        """Return the branches that ignore the bounds, because none of their prompts is within the bounds."""
         return {branch for branch, queue in self.by_branch.items() if queue.has_none_left}
 
     def turns(self, step: int) -> Turns:
@@ -64,7 +64,8 @@ class BranchQueues:
         return self.by_branch[branch].turns(self._slots, uniform)
 
     def take(self, drawn: Iterable[tuple[Branch, int]]) -> None:
-        """Note which prompts were drawn, in the order of their slots."""
+        """Mark the drawn prompts as used. `drawn` has the branch and the prompt of each slot, in the order of the
+        slots."""
         pairs = list(drawn)
         for branch, queue in self.by_branch.items():
             queue.take([prompt for drawn_by, prompt in pairs if drawn_by == branch])
@@ -86,12 +87,11 @@ class BranchQueues:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return which prompts have been drawn since each queue was last refilled."""
+        """Return, for each branch, which prompts have been drawn since its queue was last refilled."""
         return {branch: queue.state() for branch, queue in self.by_branch.items()}
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore the result of `state`. Raise Damaged, naming the queue, if a state does not belong to the same sync
-        records."""
+        """Restore the result of `state`. Raise Damaged, naming the queue, if a state belongs to other sync records."""
         for branch, queue in self.by_branch.items():
             try:
                 queue.restore(states[branch])
@@ -100,7 +100,7 @@ class BranchQueues:
 
 
 def turns_table(turns: Turns, prompt_ids: Sequence[str]) -> pa.Table:
-    """Return the turns of a step, as the table `turns` of `storage.buffer.sampler`."""
+    """Return the turns of a gradient step as the table `turns` of `storage.buffer.sampler`."""
     rows = [(branch, turn, prompt) for branch in BRANCHES for turn, prompt in enumerate(turns[branch])]
     return pa.table(
         {

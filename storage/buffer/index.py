@@ -1,10 +1,10 @@
 """The index of a replay buffer: the light columns of all rows that can be drawn, in memory, and the SQL that draws from
 them.
 
-The index is extended record by record. A record changes only the prompts of which it has rows. Of rows with equal
-content, only the newest in the order (sync, searcher, seq, row) can be drawn, and only as many rows of a prompt as it
-has room for; see `storage.buffer.index_rows`. All other rows stay in the log. The content of the index follows from the
-records alone, whether they were applied one by one or after a restart.
+The index is extended by one sync record after the other. A record changes only the prompts that its rows answer. Of
+rows with equal content, only the newest in the order (sync, searcher, seq, row) can be drawn, and each prompt has room
+for a limited number of rows; see `storage.buffer.index_rows`. All other rows stay in the log. The content of the index
+follows from the sync records alone, even if it is rebuilt after a restart.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Index:
             "recent_share": sampling.recent_share,
             "inv_temp": sampling.inv_temp,
         }
-        self.newest: int | None = None  # the newest record that admitted anything
+        self.newest: int | None = None  # the newest sync whose record admitted anything
         self.first_recent = 0  # the place in the pool at which the rows of the newest record begin
         self.pool = Pool(sampling.eligibility)
         self.branches = BranchQueues(
@@ -56,8 +56,8 @@ class Index:
     # --- records in -----------------------------------------------------------------------------------------------
 
     def check(self, table: pa.Table) -> None:
-        """Raise Damaged, with the reason, if the rows of a shard cannot be admitted. A record must never admit what an
-        index cannot hold, because every later attempt would fail on it."""
+        """Raise Damaged, with the reason, if the rows of a shard cannot be admitted. A sync record must never admit
+        rows that an index cannot hold, because every later attempt would fail on them."""
         try:
             _light(table)
             for version in _versions(table)[0]:
@@ -66,8 +66,8 @@ class Index:
             raise Damaged(f"it does not fit the index ({str(error).splitlines()[0]})") from None
 
     def extend(self, sync: int, shards: Sequence[tuple[str, pa.Table]], *, step: int) -> None:
-        """Admit the shards of a record, in order. Each shard is given by its name searcher/seq and a table with at
-        least the columns `COLUMNS`. `step` is the step that the record follows."""
+        """Admit the shards of a sync record, in order. Each shard is given by its name searcher/seq and a table with at
+        least the columns `COLUMNS`. `step` is the gradient step that the sync follows."""
         self._grow_old(step + 1)
         if not shards:
             return
@@ -83,14 +83,15 @@ class Index:
         self.branches.judge(recent, self.pool, self.first_recent)
 
     def _grow_old(self, step: int) -> None:
-        """Exclude the rows that are too old for this step, and so for all later steps, from draws."""
+        """Exclude the rows that are too old for a gradient step, and so for all later ones, from draws."""
         prompts_P = self.pool.grow_old(step)
         if len(prompts_P):
             self.branches.judge(prompts_P, self.pool, self.first_recent)
 
     def count_young(self, step: int, arrived: Iterable[pa.Table]) -> int:
-        """Count the admitted and the arrived rows whose age at a step will be within the bound. Copies of rows, and
-        rows for which their prompt has no room, are counted too."""
+        """Return how many rows will be young enough at a gradient step: of the admitted rows, and of the shards
+        `arrived`, which are not admitted yet. Copies of rows, and rows for which their prompt has no room, are counted
+        too."""
         count = self.pool.count_young(step)
         for table in arrived:
             versions, which_N = _versions(table)
@@ -137,7 +138,7 @@ class Index:
         return draws
 
     def _lay(self, turns: Turns) -> None:
-        """Fill the tables that the sampler reads with the content that they have at the step of these turns."""
+        """Fill the tables that the sampler reads with their content at the gradient step of these turns."""
         tables = {
             "turns": lambda: turns_table(turns, self.pool.prompt_ids),
             "front": lambda: self.pool.table_of(sorted({*turns["recent"], *turns["prioritised"]})),
@@ -148,8 +149,8 @@ class Index:
             self.tables.lay(name, tables[name]())
 
     def _completed(self, step: int, rows: Sequence[Row]) -> list[Draw]:
-        """Return the sampled rows as draws with ages. Raise ConfigError if the sampler returned a trajectory that was
-        never admitted or that belongs to another prompt."""
+        """Return the rows of the sampler as draws with ages. Raise ConfigError if the sampler returned a trajectory
+        that was never admitted or that belongs to another prompt."""
         places_N = np.array([self._place(step, row) for row in rows], np.int64)
         columns = self.pool.rows.take(places_N, ["prompt", "version"])
         steps = self.pool.versions.take(columns["version"], ["step"])["step"].tolist()
@@ -173,7 +174,7 @@ class Index:
         ]
 
     def _place(self, step: int, row: Row) -> int:
-        """Return the place of a trajectory in the pool."""
+        """Return the place of a trajectory in the pool. Raise ConfigError if no such trajectory was admitted."""
         name, _, number = row.trajectory_id.rpartition("/")
         places = self.shards.get(name, range(0))
         if not number.isdecimal() or int(number) >= len(places):
@@ -185,7 +186,7 @@ class Index:
         return self.branches.state()
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore the result of `queues` after the same records."""
+        """Restore the result of `queues` in an index to which the same sync records were applied."""
         self.branches.restore(states)
 
 
@@ -202,7 +203,7 @@ def _versions(table: pa.Table) -> tuple[list[Version], np.ndarray]:
 
 
 def _light(table: pa.Table) -> dict[str, np.ndarray]:
-    """Return the columns that the pool keeps of the rows, except the numbers of their prompts, versions and shards."""
+    """Return the columns that the pool keeps, except the numbers of prompts, versions and shards."""
     hashes = table["content_hash"].to_pylist()
     content = bytes.fromhex("".join(hashes))  # fromhex skips spaces, so the length is checked
     if {*map(len, hashes)} != {32} or len(content) != 16 * len(table):

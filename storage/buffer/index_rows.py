@@ -1,8 +1,8 @@
 """The rows of the index: the light columns of every admitted trajectory, and which rows of each prompt can be drawn.
 
-Rows lie in the order in which they entered, in pieces that are never moved. A list per prompt holds the places of its
-rows. So the cost of a record depends only on the rows of its prompts, and the cost of a draw only on what it draws, not
-on how much is stored.
+Rows lie in the order in which they entered, in pieces that are never moved. A list per prompt holds the places of the
+prompt's rows. So the cost of a sync record depends only on the rows of its prompts, and the cost of a draw only on what
+it draws, not on how much is stored.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _ROW = {
     "prompt": "i4", "shard": "i4", "row": "i4", "version": "i4", "length": "i4", "finished": "u1", "drawable": "u1",
     "reward": "f8", "content": "V16",
 }  # fmt: skip
-_BEST = {"best": "i4"}  # only if the worst are evicted: the place of the row or earlier copy with the highest reward
+_BEST = {"best": "i4"}  # only if the worst are evicted: place of the highest reward of the row and its earlier copies
 _SHARD = {"searcher": "i4", "seq": "i4", "sync": "i4"}
 _VERSION = {"number": "i4", "attempt": "i4", "step": "i4"}
 
@@ -76,7 +76,7 @@ class Growing:
 
 
 class Arrival(NamedTuple):
-    """A shard that a record admits."""
+    """A shard that a sync record admits."""
 
     searcher: int
     seq: int
@@ -88,15 +88,15 @@ class Pool:
 
     Rows with equal prompt and content are copies. Of copies, only the newest can be drawn, unless `copies` is "all". A
     prompt has room for `capacity` rows. If `evict` is "oldest", it keeps its newest rows. If `evict` is "worst", it
-    keeps the rows with the highest reward, and all rows from its newest record; a row counts with the highest reward
-    that any of its copies ever had.
+    keeps the rows with the highest reward, and all rows from its newest sync record; a row counts with the highest
+    reward that any of its copies ever had.
 
     So an evicted row stays out until its content arrives again, even if the reward varies between copies. A smaller
-    pool holds a subset of a larger one. The prompts of a record always have rows of that record to draw.
+    `capacity` keeps a subset of the rows. After a sync record, each of its prompts has rows of that record to draw.
 
     If ages are bounded, a row that is too old when it enters is ignored, as if it had not arrived. A row that becomes
-    too old later cannot be drawn any more, but still takes up room. The rows that could take its room entered before
-    it, and so they are even older, unless a late searcher generated the row.
+    too old later cannot be drawn any more, but still takes up room. The rows that could use this room entered earlier,
+    and so they are even older, unless a late searcher generated the row.
     """
 
     def __init__(self, eligibility: Eligibility):
@@ -116,9 +116,9 @@ class Pool:
         self.versions.append({name: np.array([number]) for name, number in numbers.items()})
 
     def extend(self, sync: int, shards: Sequence[Arrival], columns: Columns, *, step: int) -> list[range]:
-        """Admit the shards of a record. `columns` has all their rows in order: prompt, version, length, finished,
-        reward, content. New prompts and versions must have been added before. `step` is the step that the record
-        follows. Return the places of each shard's rows."""
+        """Admit the shards of a sync record, and return the places of each shard's rows. `columns` has all their rows
+        in order: prompt, version, length, finished, reward, content. New prompts and versions must have been added
+        before. `step` is the gradient step that the sync follows."""
         first, known = len(self.rows), len(self.shards)
         searchers, seqs, rows = np.array(shards).T
         starts = np.cumsum(rows) - rows
@@ -140,8 +140,8 @@ class Pool:
         return [range(start, start + n) for start, n in zip((first + starts).tolist(), rows.tolist(), strict=True)]
 
     def _choose(self, first: int, new_N: np.ndarray, arrived_N: np.ndarray) -> None:
-        """Choose which rows the prompts of a new record have room for. `new_N` has the places of its rows that are not
-        too old, and `arrived_N` their prompts. All rows of the record begin at the place `first`."""
+        """Choose which rows the prompts of a new sync record have room for. `new_N` has the places of the record's rows
+        that are not too old, and `arrived_N` their prompts. All rows of the record begin at the place `first`."""
         prompts = np.unique(arrived_N).tolist()
         old_N, counts = self._held(prompts)
         places_N = np.concatenate([old_N, new_N.astype(np.int32)])
@@ -156,7 +156,7 @@ class Pool:
         self.rows.set("drawable", places_N[~chosen_N], 0)
 
     def _have_room(self, places_N: np.ndarray, prompt_N: np.ndarray, first: int) -> np.ndarray:
-        """Return, for each row, whether its prompt has room for it. The new record's rows begin at the place
+        """Return, for each row, whether its prompt has room for it. The rows of the new sync record begin at the place
         `first`."""
         keys = [places_N, prompt_N]
         if self.evict == "worst":
@@ -198,12 +198,12 @@ class Pool:
         self.rows.set("best", np.array([last[key] for key in highest]), [place for _, place in highest.values()])
 
     def _held(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Return the places of the rows that these prompts have room for, prompt by prompt, and the rows per prompt."""
+        """Return the places of the rows that these prompts have room for, and the number of rows of each prompt."""
         lists = [self.held[prompt] for prompt in prompts]
         return np.frombuffer(b"".join(lists), np.int32), [len(places) // 4 for places in lists]
 
     def places(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Return the places of these prompts' rows that can be drawn, prompt by prompt, and the rows per prompt."""
+        """Return the places of these prompts' rows that can be drawn, and the number of rows of each prompt."""
         places_N, counts = self._held(prompts)
         if self.max_age is None:
             return places_N, counts
@@ -227,7 +227,7 @@ class Pool:
     # --- age --------------------------------------------------------------------------------------------------------
 
     def _is_young(self, version_N: np.ndarray, step: int) -> np.ndarray:
-        """Return, for rows of these versions, whether their age at a step is within the bound."""
+        """Return, for rows of these versions, whether their age at a gradient step is within the bound."""
         if self.max_age is None:
             return np.ones(len(version_N), bool)
         versions_U, which_N = np.unique(version_N, return_inverse=True)
@@ -239,8 +239,8 @@ class Pool:
                 self.young.setdefault(version, []).append(prompt_N[version_N == version])
 
     def grow_old(self, step: int) -> np.ndarray:
-        """Exclude from all draws from this step on the rows that are too old for the step. Return the prompts of the
-        rows that have become too old since the last call."""
+        """Exclude the rows that are too old at a gradient step from the draws of this step and of all later ones.
+        Return the prompts of the rows that have become too old since the last call."""
         versions = np.array(list(self.young), np.int64)
         too_old = [self.young.pop(version) for version in versions[~self._is_young(versions, step)].tolist()]
         if not too_old:
@@ -252,7 +252,7 @@ class Pool:
         return prompts_P
 
     def count_young(self, step: int) -> int:
-        """Count the rows whose age at a step is within the bound, whether or not their prompt has room for them."""
+        """Count the rows that are young enough at a gradient step, whether or not their prompt has room for them."""
         versions = np.array(list(self.young), np.int64)
         young = versions[self._is_young(versions, step)].tolist()
         return sum(len(prompts) for version in young for prompts in self.young[version])
@@ -271,7 +271,7 @@ class Pool:
         return pa.Table.from_batches([_batch(rows, places_N, named_N, shared)])
 
     def table(self) -> pa.Table:
-        """Return all rows, also those that cannot be drawn. Most columns are not copied."""
+        """Return all rows, including those that cannot be drawn. Most columns are not copied."""
         shared = _Shared(
             pa.array(self.prompt_ids, pa.string()),
             self.shards.take(np.arange(len(self.shards))),

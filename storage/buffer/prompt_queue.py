@@ -1,5 +1,5 @@
-"""The order in which the slots of a step take prompts. Each prompt of a branch is taken once before any is taken
-again."""
+"""The order in which the slots of a gradient step take prompts. Each prompt of a branch is taken once before any is
+taken again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,11 +46,11 @@ class Queue:
 
     @property
     def open_P(self) -> np.ndarray:
-        """For each prompt, whether slots can take it."""
+        """For each prompt of the queue, whether slots can take it."""
         return ~self.empty_P if self.has_none_left else ~(self.held_back_P | self.empty_P)
 
     def turns(self, slots: int, uniform: Callable[[int], float]) -> list[int]:
-        """Return the prompts that this many slots would take one after the other. Each prompt is chosen uniformly from
+        """Return the prompts that `slots` slots would take one after the other. Each prompt is chosen uniformly from
         the unused prompts. If none is left, the queue is refilled with all prompts that can be taken. `uniform(turn)`
         returns a number between 0 and 1."""
         open_P = self.open_P
@@ -67,8 +67,9 @@ class Queue:
         return chosen
 
     def take(self, prompts: Sequence[int]) -> None:
-        """Note that these prompts were drawn, in this order. A prompt that was drawn before shows that the queue was
-        refilled in between."""
+        """Mark these prompts, which were drawn in this order, as used. If a prompt is used already, the queue was
+        refilled in between: then only the prompts from this one on are used. Prompts that are not in the queue are
+        ignored."""
         places = np.searchsorted(self.prompts_P, prompts)
         for place, prompt in zip(places.tolist(), prompts, strict=True):
             if place == len(self.prompts_P) or self.prompts_P[place] != prompt:
@@ -79,7 +80,7 @@ class Queue:
 
     def state(self) -> dict[str, Any]:
         """Return which prompts are used, as one bit per prompt in hexadecimal. Checkpoints store this, so it must be
-        small for any number of prompts."""
+        small even for many prompts."""
         return {"prompts": len(self.used_P), "used": np.packbits(self.used_P).tobytes().hex()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The sync records of a run. Each is read if it exists; otherwise the newest attempt of the trainer creates it."""
+"""Reads and creates the sync records of a run, for one attempt of the trainer."""
 
 from hashlib import sha256
 
@@ -10,23 +10,24 @@ from tba.errors import AlreadyExists, Missing, Superseded
 
 
 class RecordChain:
-    """Reads and creates sync records in order. Each record names the sha256 of the previous record, so the chain keeps
-    the sha256 of the newest."""
+    """Reads and creates sync records in order. Each record holds the sha256 of the previous record, so this object
+    remembers the sha256 of the newest."""
 
     def __init__(self, run: Run, attempt: int):
-        self.newest_sha256: str | None = None  # sha256 of the newest record that was appended
+        self.newest_sha256: str | None = None  # sha256 of the record that was appended last
         self._run, self._attempt = run, attempt
 
     def has(self, sync: int) -> bool:
         return self._run.store.exists(layout.sync(sync))
 
     def read(self, sync: int) -> StoredRecord | None:
-        """Return the record of a sync, which must follow the newest record; None if it is not stored."""
+        """Return the record of a sync, which must follow the newest record; None if it is not stored. Raise Damaged if
+        it does not hold the sha256 of the newest record."""
         return read_record(self._run, sync, previous_sha256=self.newest_sha256)
 
     def create(self, record: SyncRecord) -> StoredRecord:
-        """Store a record and return it. If another process has stored the record of this sync first, return that
-        record instead. Raise Superseded in that case if this attempt is no longer the newest."""
+        """Store a sync record and return it. If another process has stored a record for this sync first, return that
+        record instead, or raise Superseded if this attempt is no longer the newest."""
         data = encode(record)
         try:
             self._run.store.create(layout.sync(record.sync), data)
@@ -39,7 +40,7 @@ class RecordChain:
         return StoredRecord(record, sha256(data).hexdigest())
 
     def append(self, stored: StoredRecord) -> None:
-        """Make a record the newest record of the chain."""
+        """Remember a stored record as the newest one, which the next sync record follows."""
         self.newest_sha256 = stored.sha256
 
     def check_attempt(self) -> None:

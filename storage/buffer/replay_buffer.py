@@ -1,5 +1,5 @@
-"""The replay buffer: the trainer's side of the log. The sync records decide what the buffer holds. A draw is an SQL
-query over an index of the rows that it holds."""
+"""The replay buffer of the trainer. The sync records determine the rows that it holds. A draw is an SQL query over an
+index of these rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,14 +21,14 @@ from tba.errors import Damaged, Missing
 from tba.fetched import Fetched
 from tba.types import Draw, Version
 
-_GIVEN_UP = "given_up"  # in the queues of a checkpoint, beside the branches: the shards that were given up by then
+_GIVEN_UP = "given_up"  # in the queues of a checkpoint: the shards that had been given up when it was stored
 
 
 class DuckReplayBuffer:
-    """The `ReplayBuffer` of one attempt. A draw follows from the seed, the sampler and the sync records alone. It does
-    not depend on the run's name, on how often the buffer looked for arrivals, or on whether the buffer was rebuilt in
-    between. `searchers_in_step` is the number of searchers if they go in step with the trainer; record n then admits
-    round n of each of them."""
+    """The replay buffer of one attempt; see `ReplayBuffer` in tba/interfaces.py. A draw follows from the seed, the
+    sampler and the sync records alone. It does not depend on the run's name, on how often the buffer looked for
+    arrivals, or on whether the buffer was rebuilt in between. `searchers_in_step` is the number of searchers if
+    `sync.lag` makes them go in step with the trainer; record n then admits round n of each of them."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class DuckReplayBuffer:
             values=settings.objective.needs_values,
         )
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
-        self.given_up = given_up(run).shards  # admitted shards that were lost, which the buffer leaves out
+        self.given_up = given_up(run).shards  # keys of admitted shards that were lost: the buffer leaves them out
         replays = run.inherits if run.inherits and run.inherits.replays else None
         self.recording = Recording(replays, given_up=self.given_up) if replays else None
         self.shards: dict[str, Shard] = {}  # admitted shards by searcher/seq
         self.in_step = None if self.recording else searchers_in_step
         self.batch = settings.training.prompts_per_step * settings.training.responses_per_prompt
         self.applied = -1
-        self._steps = {0: 0}  # the step that each applied sync follows, and so does the version of the same number
+        self._steps = {0: 0}  # by sync whose record was applied: the gradient step that it follows
         self._queues = self.index.queues()
 
     # --- syncs ----------------------------------------------------------------------------------------------------
@@ -101,9 +101,10 @@ class DuckReplayBuffer:
         self._queues = self.index.queues()
 
     def _step_of_version(self, version: Version) -> int:
-        """Return the step that a version follows. A version is published after its record is stored, so a shard that
-        cites the version is admitted by a later record. If searchers go in step, a round can cite the version of the
-        very sync that admits it; `ready` notes the step of that version beforehand."""
+        """Return the gradient step that a version follows. Raise Damaged if it is not known yet. A version is published
+        after its sync record is stored, so a shard that cites the version is admitted by a later record. If searchers
+        go in step, a round can cite the version of the very sync that admits it; `ready` sets the step of that version
+        beforehand."""
         step = self.recording.step_of(version) if self.recording else None
         step = self._steps.get(version.number) if step is None else step
         if step is None:
@@ -130,7 +131,8 @@ class DuckReplayBuffer:
         return self.arrivals.rows()
 
     def _create(self, sync: int, step: int) -> StoredRecord:
-        """Create a record of all that has arrived. Return it, or the record that another attempt created first."""
+        """Create a sync record that admits all shards which have arrived. Return it, or the record that another process
+        has created first."""
         arrived = self._arrived(sync, step)
         record = SyncRecord(
             sync=sync,
@@ -174,8 +176,9 @@ class DuckReplayBuffer:
         return {**self._queues, **({_GIVEN_UP: sorted(self.given_up)} if self.given_up else {})}
 
     def restore(self, queues: Mapping[str, Any]) -> None:
-        """Restore the queues of a checkpoint. If shards were given up since, its queues cannot be used, because they
-        number the prompts in the buffer. Every prompt can then be drawn again, and an event says so."""
+        """Restore the queues of a checkpoint. If shards were given up after the checkpoint was stored, its queues
+        cannot be used, because they number the prompts in the buffer. Every prompt can then be drawn again, and an
+        event says so."""
         if set(queues.get(_GIVEN_UP, ())) == self.given_up:
             self.index.restore(queues)
             self._queues = self.index.queues()

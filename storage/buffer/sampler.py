@@ -1,5 +1,5 @@
-"""The sampler: one SELECT over the tables of the index, which `sql/sampler.sql` describes. Each run stores the sampler
-that it uses."""
+"""The sampler: one SELECT over the tables of the index, which storage/queries/sql/sampler.sql describes. Each run
+stores its sampler."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from tba.types import Branch
 _CHANCE = """
 create macro uniform(text) as (('0x' || left(md5(text), 13))::bigint + 0.5::double) / 4503599627370496::double
 """
-"""The SQL function `uniform(text)`: a number between 0 and 1, made of the first 52 bits of the text's md5. It is never
-exactly 0 or 1."""
+"""The SQL function `uniform(text)`: a number between 0 and 1, made from the first 52 bits of the text's md5. It is
+never exactly 0 or 1."""
 
 _ROWS = """
 create or replace view {name} as
@@ -65,10 +65,10 @@ having bool_or(stability = 'VOLATILE') or bool_and(stability = 'CONSISTENT_WITHI
   )
 except select 'error'
 """
-"""Functions that may give another result when the same draw is repeated: those that DuckDB marks as such, those that
-read the clock or settings, and those whose result may differ in another version of DuckDB. Since DuckDB 2.0, functions
-such as `+` and `range` have some forms, with times that have a time zone, whose result is the same only within a query.
-Their other forms are repeatable, so these functions are allowed."""
+"""Query for the functions that may give another result when the same draw is repeated: those that DuckDB marks as such,
+those that read the clock or settings, and those whose result may differ in another version of DuckDB. Since DuckDB 2.0,
+functions such as `+` and `range` have some forms, with times that have a time zone, whose result is the same only
+within a query. Their other forms are repeatable, so these functions are allowed."""
 
 _EXAMPLES_ROWS = """
 select
@@ -98,7 +98,7 @@ _GENERATORS = ("range", "generate_series", "unnest")
 
 
 class Row(NamedTuple):
-    """One row of a draw."""
+    """One row that a sampler returns: the trajectory for one place in the batch."""
 
     slot: int
     position: int
@@ -113,7 +113,8 @@ def default_sampler() -> str:
 
 
 def check_sampler(sql: str) -> None:
-    """Raise ConfigError if a sampler cannot work or if its draws cannot be repeated. Call this before anything
+    """Raise ConfigError if a sampler is not one SELECT over the tables of the index, if it uses something that cannot
+    be repeated, or if it draws otherwise when the rows of an example lie in another order. Call this before anything
     starts."""
     sampler = Sampler(Tables(), sql)
     forwards, backwards = (_try(sampler, direction) for direction in (1, -1))
@@ -125,8 +126,9 @@ def check_sampler(sql: str) -> None:
 
 
 def _try(sampler: "Sampler", direction: int) -> list[tuple[Any, ...]] | None:
-    """Return what a sampler draws from an example, without the weights. `direction` (1 or -1) is the order of the
-    example's rows. Return None if the sampler fails on the example, as it may; then there is nothing to compare."""
+    """Return the rows that a sampler draws from an example, without the weights. `direction` (1 or -1) is the order of
+    the example's rows. Return None if the sampler fails on the example, which is allowed; then there is nothing to
+    compare."""
     sampler.tables.lay_example(direction)
     try:
         return sorted(row[:5] for row in sampler.rows(_EXAMPLES_PARAMETERS))
@@ -135,7 +137,7 @@ def _try(sampler: "Sampler", direction: int) -> list[tuple[Any, ...]] | None:
 
 
 class Tables:
-    """The tables that samplers read, empty at first. Samplers cannot read files, other objects of the program or the
+    """The tables that samplers read, empty at first. Samplers cannot read files, other Python objects or the
     network."""
 
     def __init__(self, threads: int = 1):
@@ -174,16 +176,18 @@ class _Laid:
 
 
 class Sampler:
-    """A checked sampler on the tables of an index. `rows` runs the sampler and checks its result."""
+    """A sampler and the tables that it reads. The constructor checks the sampler and raises ConfigError; `rows` runs it
+    and checks its result."""
 
     def __init__(self, tables: Tables, sql: str):
         self.tables, self.sql = tables, sql
         self.parameters, self.reads = _check_statement(tables.con, sql)
         self._execute(f"prepare sampler as {sql}")
-        self._run(dict.fromkeys(PARAMETERS, 1))  # a run on empty tables finds unknown names, wrong types and columns
+        self._run(dict.fromkeys(PARAMETERS, 1))  # finds unknown names, wrong types and missing columns
 
     def rows(self, parameters: Mapping[str, float]) -> list[Row]:
-        """Return the rows of a draw, in the order of slots and positions."""
+        """Return the rows of a draw, sorted by slot and position. Raise ConfigError if there is not one valid row for
+        each place."""
         step = parameters["step"]
         rows = sorted(self._rows(step, parameters))
         wanted = [(slot, k) for slot in range(int(parameters["slots"])) for k in range(int(parameters["responses"]))]
@@ -220,7 +224,8 @@ class Sampler:
         return [tuple(row[place] for place in places) for row in rows]
 
     def _execute(self, statement: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Run a statement, and return the names of its columns and its rows."""
+        """Run a statement, and return the names of its columns and its rows. Raise ConfigError if DuckDB reports an
+        error."""
         try:
             result = self.tables.con.execute(statement)
             return [column[0] for column in result.description or []], result.fetchall()
@@ -230,13 +235,13 @@ class Sampler:
 
 def _literal(value: float) -> str:
     """Return a number as SQL. The DuckDB client could bind the value, but it looks for pandas at each value that it
-    binds, and a thread of the trainer would wait for those milliseconds."""
+    binds, which would delay the trainer by milliseconds."""
     return str(value) if isinstance(value, int) else f"'{value!r}'::double"
 
 
 def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> tuple[Sequence[str], set[str]]:
-    """Return the names of a sampler's parameters and of the tables that it reads. Raise ConfigError unless it is one
-    SELECT whose result can be repeated."""
+    """Return the names of a sampler's parameters and of the tables that it reads. Raise ConfigError if the sampler is
+    not one SELECT, or if its result could not be repeated."""
     try:
         statements = con.extract_statements(sql)
     except duckdb.Error as error:
@@ -272,8 +277,8 @@ def _check_functions(con: duckdb.DuckDBPyConnection, nodes: Sequence[Mapping[str
 
 
 def _check_sources(nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Check that rows come only from the index, from the statement's own queries and from number generators. Other
-    tables and table functions of DuckDB reveal the process or run SQL that has not been checked."""
+    """Raise ConfigError unless all rows come from the index, from the statement's own subqueries or from number
+    generators. Other tables and table functions of DuckDB reveal the process or run SQL that has not been checked."""
     own = {entry["key"].lower() for node in nodes for entry in (node.get("cte_map") or {}).get("map", ())}
     for node in nodes:
         kind = node.get("type")
@@ -287,7 +292,7 @@ def _check_sources(nodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object in parsed JSON."""
+    """Yield all dicts in parsed JSON, including nested ones."""
     if isinstance(tree, dict):
         yield tree
     for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():

@@ -1,7 +1,7 @@
 """The settings that a replay buffer reads, by section.
 
-The sections of a `Config` of `tba.config` satisfy these protocols; this package does not import them. The docstrings
-there say what each setting means.
+The sections of a `Config` of `tba.config` satisfy these protocols, but this package does not import them. Their
+docstrings say what each setting means.
 """
 
 from dataclasses import dataclass
@@ -40,12 +40,12 @@ class Limits(Protocol):
 class Objective(Protocol):
     @property
     def needs_tokens(self) -> bool:
-        """True if a step needs the log-probabilities of tokens under the policy that sampled them."""
+        """True if the objective needs the log-probability of each token under the policy that sampled it."""
         ...
 
     @property
     def needs_values(self) -> bool:
-        """True if a step needs the estimated values between the steps of a response."""
+        """True if the objective needs the estimated values of the states between the reasoning steps of a response."""
         ...
 
 
@@ -66,8 +66,8 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class NoDraws:
-    """The settings for an index from which nothing is drawn. It serves as `Sampling` and as `Training`. Such an index
-    only says which rows could be drawn."""
+    """Settings for an index from which nothing is drawn. They serve as `Sampling` and as `Training`. Such an index only
+    says which rows could be drawn."""
 
     eligibility: Eligibility
     recent_share: float = 0.0

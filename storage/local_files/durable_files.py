@@ -1,4 +1,4 @@
-"""Writes files that appear whole and survive a loss of power, and locks folders."""
+"""Writes files that appear complete and survive a loss of power, and locks folders."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ from storage.local_files.temporary_files import mark_as_written, temporary_besid
 
 @contextmanager
 def written_beside(final: Path, content: bytes | Path) -> Iterator[Path]:
-    """Write bytes, or the content of a file, durably to a hidden file beside the final one. Yield the path of the
+    """Write bytes, or the content of a file, durably to a hidden file in the folder of `final`. Yield the path of the
     hidden file, which is removed when the context ends."""
     temporary = temporary_beside(final)
     with _created(temporary) as file:
@@ -50,8 +50,8 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _created(path: Path) -> BinaryIO:
-    """Create a file and its folders, and return the open file. Try again if another process removes a folder in
-    between."""
+    """Create a file and its folders, and return the open file. If another process removes a folder in between, try
+    again."""
     for _ in range(100):
         with contextlib.suppress(FileNotFoundError):
             _make_folder(path.parent)

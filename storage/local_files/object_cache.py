@@ -18,12 +18,12 @@ from storage.local_files.temporary_files import A_DAY, remove_left_behind, tempo
 log = logging.getLogger(__name__)
 
 _DIGEST = 32  # bytes of a sha256
-_SPARED = 0.9  # share of the budget that stays when it is exceeded, so that not every new copy removes an old one
+_SPARED = 0.9  # share of the limit that stays when copies are removed, so that not every new copy removes an old one
 
 
 class Copies:
-    """The copies of one kind. Up to `limit` bytes of the most recently used copies are kept, none if it is 0. Safe to
-    use from several threads."""
+    """The copies of one kind. If a new copy makes them larger than `limit` bytes, the copies used longest ago are
+    removed. If `limit` is 0, nothing is kept. Safe to use from several threads."""
 
     def __init__(self, kind: str, limit: int):
         self.kind, self.limit = kind, limit
@@ -36,7 +36,8 @@ class Copies:
         return data if data is not None and sha256(data).hexdigest() == digest else None
 
     def read_made(self, name: str) -> bytes | None:
-        """Return what `keep_made` has kept under this name, else None. The file begins with the sha256 of the rest."""
+        """Return what `keep_made` has stored under this name, or None if it is missing or was changed. The sha256 at
+        the start of the file reveals a change."""
         data = self._read(name)
         if data is None or sha256(content := data[_DIGEST:]).digest() != data[:_DIGEST]:
             return None
@@ -57,7 +58,8 @@ class Copies:
         self.keep(name, sha256(data).digest() + data)
 
     def keep(self, name: str, data: bytes) -> None:
-        """Keep a copy. If it cannot be written, for example because the disk is full, only log a warning."""
+        """Store a copy under a name, unless it is larger than the limit. If it cannot be written, for example because
+        the disk is full, only log a warning."""
         if len(data) > self.limit:
             return
         path = cache_folder(self.kind) / name
@@ -76,7 +78,8 @@ class Copies:
                 self._nbytes = self._forget()
 
     def _counted(self) -> int:
-        """Count the bytes of all copies, and remove the half-written ones that killed processes have left."""
+        """Return the bytes of all copies. Also remove unfinished files that killed processes left more than a day
+        ago."""
         return sum(size for _, size, path in self._all() if not remove_left_behind(Path(path), A_DAY))
 
     def _forget(self) -> int:
@@ -86,14 +89,13 @@ class Copies:
         for _, size, path in oldest_first:
             if nbytes <= _SPARED * self.limit:
                 break
-            with suppress(FileNotFoundError):  # another process has just removed it
+            with suppress(FileNotFoundError):  # another process has just removed the copy
                 os.unlink(path)
             nbytes -= size
         return nbytes
 
     def _all(self) -> Iterator[tuple[float, int, str]]:
-        """Yield the time of the last use, the size and the path of each copy, also of unfinished files that killed
-        processes have left."""
+        """Yield the time of the last use, the size and the path of each copy, and of each unfinished file."""
         with os.scandir(cache_folder(self.kind)) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):

@@ -23,7 +23,7 @@ def open_regular(path: Path) -> BufferedReader:
     if not path.is_file():
         raise _missing(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # something else has replaced the file meanwhile
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # something else has just replaced the file
         os.close(descriptor)
         raise _missing(path)
     return os.fdopen(descriptor, "rb")
@@ -40,8 +40,8 @@ def sha256_of_file(path: Path) -> str:
 
 
 def irregular_kind(path: Path) -> str:
-    """Return what lies at a path, in words such as `a named pipe`; empty if it is a regular file or if nothing is
-    there."""
+    """Return what lies at a path if that is not a regular file, in words such as `a named pipe`. Return an empty string
+    if it is a regular file or if nothing is there."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -50,7 +50,8 @@ def irregular_kind(path: Path) -> str:
 
 
 def about(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return the status of an entry of a folder; None if it is a link that leads nowhere or was removed meanwhile."""
+    """Return the status of an entry of a folder; None if the entry is a link that leads nowhere, or was removed after
+    the folder was listed."""
     try:
         return entry.stat()
     except OSError as error:

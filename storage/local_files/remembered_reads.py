@@ -1,7 +1,7 @@
-"""Remembers the result of reading each local file whole: its sha256, or whether it can be read.
+"""Remembers the result of reading each local file whole: its sha256, or what is wrong with it.
 
 A file counts as unchanged if its path, inode, size and times of change are the same. The results are kept in the cache
-folder, in one file for each run, so that later processes read only what is new.
+folder, in one file for each run, so that later processes read only new files.
 """
 
 import json
@@ -19,11 +19,11 @@ from storage.local_files.temporary_files import temporary_beside
 from tba.errors import StorageError
 
 MOST_BYTES = 2 * 1024**3
-"""Maximum bytes of files without a remembered result that one connection reads."""
+"""Default for the bytes of files without a remembered result that one `RememberedReads` reads."""
 
 _SIDE_BY_SIDE = 8  # number of files that are read at the same time
-_SETTLED = 2.0  # seconds: a file that changed so recently is not remembered, since one more change might not show
-_KEPT = 30 * 24 * 3600.0  # seconds for which the results of a run stay if nothing asks for them
+_SETTLED = 2.0  # seconds: a file that changed so recently is not remembered, as one more change might not be noticed
+_KEPT = 30 * 24 * 3600.0  # seconds after which the results of a run are removed if no new result was added
 
 Reader = Callable[[Path], Any]
 """Reads a file whole and returns a result that JSON can hold."""
@@ -68,7 +68,7 @@ class RememberedReads:
         return results
 
     def save(self) -> None:
-        """Store new results for later processes."""
+        """Store new results for later processes. If the cache folder cannot be written, do nothing."""
         if not self._new or not self._file:
             return
         temporary = temporary_beside(self._file)
@@ -93,7 +93,8 @@ class RememberedReads:
 
 
 def _read(path: Path, reader: Reader) -> tuple[Any, os.stat_result] | None:
-    """Return the reader's result and the file's status; None if the file does not exist or was changed meanwhile."""
+    """Return the reader's result and the file's status; None if the file does not exist or was changed while it was
+    read."""
     try:
         before = path.stat()
         result = reader(path)

@@ -1,5 +1,5 @@
-"""Scratch folders among the system's temporary files. Each is removed after use, or when the next one is made if its
-process was killed.
+"""Makes scratch folders among the system's temporary files. A folder is removed after use. If its process was killed,
+it is removed when the next scratch folder is made.
 
 The process that uses a folder holds a lock on it, which the kernel releases when the process dies. So a folder whose
 lock is free is no longer needed.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tba.errors import DeadlinePassed, StorageError, TBAError
 
-_USED = 3  # copies of each kind: one waiting for its use, one being fetched meanwhile, and one that it is made from
+_USED = 3  # copies of each kind: one that is ready, one that is being fetched, and the base that it is made from
 
 _in_use: dict[Path, dict[Path, int]] = {}  # by kind: the copies in use, the latest last, and the open file of each lock
 _changing = threading.Lock()  # protects _in_use
@@ -44,12 +44,13 @@ def shared_copy(
     prepare: Callable[[], object] = lambda: None,
     deadline: float = 600.0,
 ) -> Path:
-    """Return a folder of the cache that is `whole`. If it does not exist or is not whole, `make` makes it; if several
-    processes ask at the same time, one makes it and the others wait, at most `deadline` seconds.
+    """Return the folder `name` of a kind in the cache, after `whole` has accepted it. If it does not exist or is not
+    whole, `make` makes it. If several processes ask at the same time, one makes it and the others wait, at most
+    `deadline` seconds.
 
     The folder stays until this process ends or has asked for three others of its kind. The cache keeps the `keep` most
-    recent copies of a kind, and those in use. `prepare` is called before `make`. It may ask for another copy, because
-    this process then holds no guard."""
+    recently used copies of a kind, and those in use. `prepare` is called before `make`. It may ask for another copy,
+    because this process then holds no guard."""
     copy = cache_folder(kind) / name
     try:
         with _guard(copy, fcntl.LOCK_SH, deadline):
@@ -58,7 +59,7 @@ def shared_copy(
         if not there:
             prepare()
             with _guard(copy, fcntl.LOCK_EX, deadline):
-                if not whole(copy):  # another process may have made it during the wait
+                if not whole(copy):  # another process may have made the copy during the wait
                     _make(copy, make)
                 _use(copy)
         _forget_old(copy.parent, keep)
@@ -86,7 +87,8 @@ def _beside(copy: Path, kind: str) -> Path:
 
 
 def _use(copy: Path) -> None:
-    """Mark a copy as in use, and the oldest ones beyond `_USED` as no longer in use. The caller holds the guard."""
+    """Mark a copy as in use by this process. Only the `_USED` copies of a kind that were marked last stay marked. The
+    caller holds the guard of the copy."""
     os.utime(copy)
     descriptor = os.open(_beside(copy, "used"), os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)  # does not wait: a process that removes copies needs the guard
@@ -113,7 +115,7 @@ def _forget_old(folder: Path, keep: int) -> None:
 def _last_use(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # another process has just removed it
+    except FileNotFoundError:  # another process has just removed the copy
         return 0.0
 
 

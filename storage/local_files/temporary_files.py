@@ -1,5 +1,5 @@
-"""Temporary files, which are written beside their final path and then renamed to it. Their names are `.NAME.` and
-twelve hexadecimal digits, where NAME is the final name.
+"""Temporary files: a file is written under a temporary name in its final folder, and then renamed. A temporary name is
+`.NAME.` and twelve hexadecimal digits, where NAME is the final name.
 
 A writer holds a lock on its temporary file. The kernel releases the lock when the process ends, so an old file without
 a lock was left by a process that was killed.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 A_DAY = 24 * 3600.0
-"""Number of seconds after which files that killed writers have left behind are removed."""
+"""Seconds after which files that killed writers have left are removed."""
 
 _NAME = re.compile(r"\.([A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,240})\.[0-9a-f]{12}")
 
@@ -27,7 +27,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def name_written(name: str) -> str | None:
-    """Return the final name of a temporary file; None if this is not the name of a temporary file."""
+    """Return the final name that a temporary name stands for; None if `name` is not a temporary name."""
     match = _NAME.fullmatch(name)
     return match[1] if match else None
 
@@ -41,7 +41,7 @@ def mark_as_written(file: BinaryIO) -> None:
 
 def remove_left_behind(path: Path, seconds: float) -> bool:
     """Remove a temporary file if it was last written more than `seconds` ago and no writer has locked it. Return True
-    if it was removed. A file whose name is not that of a temporary file, or that cannot be read, is never removed."""
+    if it was removed. A file that does not have a temporary name, or that cannot be read, is never removed."""
     if name_written(path.name) is None:
         return False
     with suppress(OSError):

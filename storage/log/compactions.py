@@ -1,8 +1,8 @@
 """Compactions: objects that hold the rows of many admitted shards. The shards are removed once the record of the
 compaction is stored.
 
-Each shard has row groups of its own in the object. A shard can be in several compactions, for example if a compaction
-was itself compacted, or if two were made at the same time. Then every reader uses the compaction of the highest rank.
+In the object, each shard has row groups of its own. A shard can be in several compactions, for example if a compaction
+was compacted again, or if two were made at the same time. Then every reader uses the compaction of the highest rank.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,10 +21,10 @@ from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 
 PAYLOAD = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
-"""Columns that become null when the payload of a row is given up. Only rows that no step will draw again lose their
-payload."""
+"""Columns that become null when a retention record gives up the payload of a row. Only rows that no gradient step will
+draw again lose their payload."""
 FACTS = {name: pa.int32() for name in ("seq", "sync", "step")}
-"""Columns that a compaction adds to each row: the seq of the row's shard, and the sync and step of the record that
+"""Columns that a compaction adds to each row: the seq of the row's shard, and the sync and step of the sync record that
 admitted the shard."""
 
 _HEAVY = ("prompt", "response", *PAYLOAD, *LATER)
@@ -35,8 +35,8 @@ COLUMNS = pa.schema(
         *(TRAJECTORY_SCHEMA.field(name) for name in _HEAVY),
     ]
 )
-"""The columns of every compaction, in this order. The columns that an index is made from are neighbours, so they are
-read in one piece per row group."""
+"""The columns of every compaction, in this order. The columns from which the replay buffer's index is made are
+neighbours, so they are read in one piece per row group."""
 
 _FIELDS = ("object", "bytes", "sha256", "generation", "retention", "parts", "created_at")
 _PART = ("sync", "step", "first_group", "end_group", "given_up")
@@ -48,7 +48,7 @@ class Part:
 
     shard: Shard
     sync: int  # the sync that admitted the shard, in the run that made the compaction
-    step: int
+    step: int  # the gradient step that this sync follows
     first_group: int
     end_group: int
     given_up: int  # number of rows that have lost their payload
@@ -72,7 +72,7 @@ class Compaction:
     bytes: int
     sha256: str
     generation: int  # 1 more than the highest generation of the compactions that this one replaces
-    retention: tuple[int, ...]  # the retention records that gave up the payloads that rows lack
+    retention: tuple[int, ...]  # numbers of the retention records that gave up payloads of its rows
     parts: tuple[Part, ...]  # in the order of the sync records
     created_at: str
 
@@ -94,7 +94,8 @@ def encode(compaction: Compaction) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Compaction:
-    """Return the compaction that a record describes. Raise Damaged if `data` is not the record of this name."""
+    """Return the compaction that a record describes. Raise Damaged if `data` is not the compaction record with this
+    name."""
     compaction = understood(records.decode(data, name, *_FIELDS), name)
     with records.reading(name):
         if not name.endswith(compaction.record):
@@ -114,15 +115,15 @@ def understood(fields: Mapping[str, Any], name: str) -> Compaction:
 
 
 class Place(NamedTuple):
-    """The compaction that holds the rows of a shard, and the shard's part of it."""
+    """The compaction from which the rows of a shard are read, and the shard's part of it."""
 
     compaction: Compaction
     part: Part
 
 
 class Compactions:
-    """The compactions that hold admitted shards of a run, as of the last look at the store. A record never changes, so
-    it is read once. Safe to use from several threads."""
+    """The compactions of a run, and the places of their shards, as of the last look at the store. Each record is read
+    once, because it never changes. Safe to use from several threads."""
 
     def __init__(self, run: Run):
         self.run, self.store = run, run.store
@@ -132,18 +133,18 @@ class Compactions:
         self._looking = Lock()
 
     def look(self) -> list[Compaction]:
-        """Look at the store, and return all compactions that have a record."""
+        """Look at the store, and return all compactions that have a record. Raise Damaged if a record is damaged."""
         with self._looking:
             return self._look()
 
     def place(self, shard: Shard) -> Place | None:
-        """Return the place of a shard in a compaction. None if the shard is an object of its own, or if it was
-        compacted after the last look."""
+        """Return the place of a shard in a compaction. None if the shard is an object of its own, or was compacted only
+        after the last look."""
         return self._places.get((shard.key, shard.sha256))
 
     def place_now(self, shard: Shard, known: Place | None) -> Place | None:
-        """Return the current place of a shard that was not found at the place `known`. Look at the store again unless
-        another thread has just done so."""
+        """Return the current place of a shard that was not found at the place `known`. Look at the store again first,
+        unless another thread has just found a new place."""
         with self._looking:
             if self.place(shard) == known:
                 self._look()
@@ -151,7 +152,7 @@ class Compactions:
 
     def shards(self) -> dict[str, Shard]:
         """Return the compacted shards of this run by key. A compaction that a fork inherits from its parent can also
-        hold shards that the fork does not inherit; these are left out."""
+        hold shards that the fork does not inherit; those are left out."""
         if self._shards is None:
             shared = self.run.inherits.inherits if self.run.inherits else lambda key: False
             shards = [(shared(place.compaction.object), place.part.shard) for place in self._places.values()]
@@ -176,7 +177,8 @@ def is_record(key: str) -> bool:
 
 
 def places(compactions: Iterable[Compaction]) -> dict[tuple[str, str], Place]:
-    """Return, for every compacted shard by its key and sha256, its place in the compaction of the highest rank."""
+    """Return the place of each compacted shard, by the shard's key and sha256. If several compactions hold a shard, the
+    place is in the one of the highest rank."""
     by_shard: dict[tuple[str, str], Place] = {}
     for compaction in sorted(compactions, key=lambda compaction: compaction.rank):
         for part in compaction.parts:
@@ -185,7 +187,7 @@ def places(compactions: Iterable[Compaction]) -> dict[tuple[str, str], Place]:
 
 
 def _read(store: Store, keys: list[str]) -> list[bytes | None]:
-    """Return the bytes of these objects; None for an object that has been removed meanwhile."""
+    """Return the bytes of these objects; None for an object that was removed after it was listed."""
     try:
         return list(store.read_many(keys))
     except Missing:

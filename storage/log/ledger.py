@@ -1,4 +1,4 @@
-"""The ledger: what each gradient step drew, found and measured.
+"""The ledger: what each gradient step drew, computed and measured.
 
 For each sync of an attempt, the ledger has three objects: the draws, the steps, and a ledger record with the digests of
 both. Each ledger record also holds the digest of the previous sync's ledger record, so a record that was replaced is
@@ -41,7 +41,7 @@ DRAWS_SCHEMA = pa.schema(
     }
 )
 LATER = ("advantage",)
-"""Columns of draws that ledgers of 0.1.0 do not have."""
+"""Columns of draws that ledgers of version 0.1.0 do not have."""
 
 _STEP = (
     ("step", pa.int32()),
@@ -56,11 +56,11 @@ SIDE_BY_SIDE = 16
 """Number of syncs whose ledger is read at the same time."""
 
 NO_METRICS = tuple(name for name, _ in (*_STEP, *_LAST))
-"""Columns of steps that are not metrics."""
+"""The columns of the steps that are not metrics."""
 
 
 class ParquetLedger:
-    """The `Ledger` of one attempt."""
+    """Writes the ledger of one attempt; see `Ledger` in tba/interfaces.py."""
 
     def __init__(self, run: Run, attempt: int):
         self.run, self.attempt = run, attempt
@@ -81,7 +81,7 @@ class ParquetLedger:
 
     def _encoded(self, sync: int, steps: Sequence[StepRecord], weights_sha256: str) -> dict[str, bytes]:
         """Return the draws, the steps and the ledger record by key, in the order in which they must be stored. They
-        contain the time at which they were made, so a retry after a failure must store these same bytes."""
+        contain the current time, so a retry after a failure must store the same bytes again."""
         draws = parquet.encode(_draws(steps))
         measured = parquet.encode(self._steps(steps, weights_sha256))
         record = LedgerRecord(
@@ -127,7 +127,7 @@ class ParquetLedger:
 
 @dataclass(frozen=True)
 class LedgerLink:
-    """The sync, attempt and sha256 of a ledger record, as the next ledger record names it."""
+    """Identifies a ledger record by its sync, attempt and sha256. The next ledger record holds this link."""
 
     sync: int
     attempt: int
@@ -168,7 +168,7 @@ class LedgerRecord:
 
 
 def read_ledger_record(run: Run, sync: int, attempt: int) -> LedgerRecord | None:
-    """Return the record with the digests of a sync's ledger; None if the sync has no such record, as in older runs."""
+    """Return the ledger record of a sync; None if there is none, as in older runs."""
     key = layout.ledger(sync, attempt)
     try:
         return LedgerRecord.decode(run.store.read(key), f"{run.url}/{key}")
@@ -177,8 +177,8 @@ def read_ledger_record(run: Run, sync: int, attempt: int) -> LedgerRecord | None
 
 
 def find_faults(run: Run, names: Sequence[Version]) -> Iterator[str]:
-    """Describe the ledger objects of these syncs that are missing or do not match their ledger record. A sync without a
-    ledger record, as in older runs, is not checked."""
+    """Yield an error message for each of these syncs whose draws or steps are missing or do not match their ledger
+    record. A sync without a ledger record, as in older runs, is not checked."""
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         yield from filter(None, pool.map(lambda name: _fault(run, name), names))
 
@@ -194,7 +194,8 @@ def _fault(run: Run, name: Version) -> str:
 
 
 def _last_of_others(run: Run, attempt: int) -> LedgerLink | None:
-    """Return a link to the ledger record of the checkpoint that an attempt continues, if there is one."""
+    """Return a link to the ledger record of the sync whose checkpoint `attempt` continues. Return None if the attempt
+    starts from the beginning, or if that sync has no ledger record."""
     origin = read_attempt(run, attempt).continues if run.store.exists(layout.attempt(attempt)) else None
     if origin is None:
         return None
@@ -207,7 +208,7 @@ def _last_of_others(run: Run, attempt: int) -> LedgerLink | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """The rows of the ledger for one step. Each row is a dict by column."""
+    """The rows of the ledger for one gradient step. Each row is a dict by column."""
 
     step: dict[str, Any]
     draws: list[dict[str, Any]]  # in the order of slots and positions
@@ -240,8 +241,8 @@ def _draws(records: Sequence[StepRecord]) -> pa.Table:
 
 
 def _check(sync: int, records: Sequence[StepRecord]) -> None:
-    """Raise ValueError unless the records are of consecutive steps, all of this sync, each with its outcomes in the
-    order of its draws."""
+    """Raise ValueError unless the records are those of consecutive steps, all of this sync, each with its outcomes in
+    the order of its draws."""
     if not records:
         raise ValueError(f"sync {sync} closes no step")
     first = records[0].step

@@ -1,4 +1,5 @@
-"""Fetches the rows that are drawn. The row groups used most recently stay in memory; others are read from storage."""
+"""Fetches the rows that gradient steps draw. The row groups used most recently stay in memory; others are read from
+storage."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,7 +25,8 @@ class Payloads:
 
     The columns that batches need stay in memory as Arrow batches. The row groups that were used most recently are kept,
     up to `memory_bytes`; during a fetch, all row groups that it uses are kept. With `behaviour`, the log-probabilities
-    under the policy that sampled the tokens are fetched too; with `values`, the values of the states between steps."""
+    under the policy that sampled the tokens are fetched too. With `values`, the estimated values of the states between
+    the reasoning steps of a response are fetched too."""
 
     def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int, behaviour: bool = False, values: bool = False):
         self.run, self.limit = run, memory_bytes
@@ -35,13 +37,15 @@ class Payloads:
         self._kept: OrderedDict[str, list[Piece]] = OrderedDict()  # by key of the shard, most recently used last
 
     def keep(self, shard: Shard, table: pa.Table, data: bytes) -> None:
-        """Keep a shard that has just been read and found good, in memory and as a copy on disk."""
+        """Keep a shard that has just been read and found good: in memory and, if the store is remote, as a copy on
+        disk."""
         self.reader.copy(shard, data)
         self._keep(shard.key, [Piece(0, to_batch(table, self.schema.names))])
 
     def fetch(self, places: Sequence[tuple[Shard, int]]) -> Fetched:
-        """Return the trajectories at these places, each given as a shard and a row of it. Rows that are not in memory
-        are read from storage."""
+        """Return the trajectories at these places, in the same order. A place is a shard and the number of a row in it.
+        Rows that are not in memory are read from storage. Raise Missing if a row does not exist, or if its tokens have
+        been given up."""
         used = {shard.key: self._used(shard.key) for shard, _ in places}
         missing: dict[str, tuple[Shard, set[int]]] = {}
         for shard, row in places:
@@ -88,7 +92,8 @@ class Payloads:
 
 
 def _mask(table: pa.Table) -> Lists | None:
-    """Return which tokens the policy wrote; None if it wrote every token of every row."""
+    """Return, for each token of each row, whether the policy wrote it; None if the policy wrote all tokens of all
+    rows."""
     column = table["loss_mask"].combine_chunks()
     if column.null_count == len(column):
         return None

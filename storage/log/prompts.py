@@ -27,7 +27,7 @@ PROMPTS_SCHEMA = pa.schema(
 
 def write_prompts(run: Run, split: str, prompts: Sequence[Prompt]) -> None:
     """Store the prompts of a split, then its record. Do nothing if the same prompts are stored already. Raise DataError
-    if other prompts are stored."""
+    if other prompts are stored, or if two prompts have the same id."""
     ids = [prompt.prompt_id for prompt in prompts]
     if len(set(ids)) < len(ids):
         twice = next(prompt_id for prompt_id in ids if ids.count(prompt_id) > 1)
@@ -53,7 +53,8 @@ def has_prompts(run: Run, split: str) -> bool:
 
 
 def read_prompts(run: Run, split: str) -> list[Prompt]:
-    """Return the prompts of a split, in the order in which the task made them."""
+    """Return the prompts of a split, in the order in which the task made them. Raise Missing if they are not stored,
+    and Damaged if they do not match their record."""
     rows = _read(run, split).to_pylist()
     with records.reading(f"{run.url}/{layout.prompts(split)}"):
         return [
@@ -80,7 +81,8 @@ def _read(run: Run, split: str) -> pa.Table:
 
 
 def read_digest(run: Run, split: str) -> Digest | None:
-    """Return the digest of a split's object from its record; None if the split has no record, as in older runs."""
+    """Return the digest of a split's prompts from the split's record; None if the split has no record, as in older
+    runs."""
     key = layout.prompts_record(split)
     try:
         record = records.read(run.store, key, "split", "bytes", "sha256")

@@ -1,8 +1,8 @@
 """The columns of a shard, and the conversion of trajectories to columns.
 
 A shard is one Parquet object: the trajectories of one append, sorted by prompt, round and slot. Its metadata names the
-run, the searcher and the sequence number, so an object that was moved or copied from elsewhere is recognised. A task
-may add columns to its shards; readers keep them.
+run, the searcher and the sequence number, so a shard that was moved or copied from elsewhere is recognised. A task may
+add columns to its shards; readers keep them.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ TRAJECTORY_SCHEMA = pa.schema(
         "response_tokens": _INTEGERS,
         "behaviour_logps": _NUMBERS,
         "ref_logps": _NUMBERS,
-        "loss_mask": _MASK,  # null where the policy wrote every token
-        "step_ends": _INTEGERS,  # null, like step_values, where no values were estimated
+        "loss_mask": _MASK,  # null if the policy wrote every token
+        "step_ends": _INTEGERS,  # null, like step_values, if no values were estimated
         "step_values": _NUMBERS,
         "reference_version": pa.int32(),
         "reference_version_attempt": pa.int32(),
@@ -62,7 +62,7 @@ TRAJECTORY_SCHEMA = pa.schema(
     }
 )
 LATER = ("loss_mask", "step_ends", "step_values")
-"""Columns that shards of version 0.1.0 do not have, and that may be null."""
+"""Columns that shards of version 0.1.0 do not have. They may be null."""
 
 _AS_THEY_ARE = (
     "trajectory_id", "searcher", "round", "slot", "prompt_id", "group_id", "prompt", "response", "reward", "finished",
@@ -84,7 +84,7 @@ def trajectory_ids(searcher: int, seq: int, rows: int) -> list[str]:
 
 
 def content_hash(prompt_id: str, response_tokens: Sequence[int]) -> str:
-    """Return the hash that is equal for two trajectories of equal content. It is the md5, in hexadecimal, of the
+    """Return the hash of a trajectory's content: its prompt and its response. It is the md5, in hexadecimal, of the
     prompt's id, a line feed, and the response's tokens as little-endian 32-bit integers."""
     return _content_hash(prompt_id, np.array(response_tokens, dtype="<i4"))
 
@@ -94,7 +94,7 @@ def _content_hash(prompt_id: str, tokens_T: np.ndarray) -> str:
 
 
 def content_hashes(columns: Mapping[str, pa.Array]) -> list[str]:
-    """Compute the content hash of every row. A stored hash is not used."""
+    """Compute the content hash of each row from the columns `prompt_id` and `response_tokens`."""
     tokens = flat(columns["response_tokens"])
     tokens_N, ends_B = np.asarray(tokens.elements_N, dtype="<i4"), np.cumsum(tokens.lengths_B)
     spans = zip(columns["prompt_id"].to_pylist(), pairwise([0, *ends_B.tolist()]), strict=True)
@@ -102,8 +102,8 @@ def content_hashes(columns: Mapping[str, pa.Array]) -> list[str]:
 
 
 def to_table(trajectories: Sequence[Trajectory], *, run: str, searcher: int, seq: int) -> pa.Table:
-    """Return the table of a shard. Rows are sorted and then numbered, so any earlier `trajectory_id` is replaced. Raise
-    DataError, naming the column, if a column cannot hold its values."""
+    """Return the table of a shard. Rows are sorted and get new `trajectory_id`s. Raise DataError, naming the column, if
+    a column cannot hold its values."""
     ordered = sorted(trajectories, key=lambda t: (t.prompt_id, t.round, t.slot))
     columns: dict[str, Any] = {name: [getattr(t, name) for t in ordered] for name in (*_AS_THEY_ARE, *_LISTS)}
     for name in VERSIONS:
@@ -127,7 +127,7 @@ def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
 
 
 def _lists(field: pa.Field, values: Sequence[Sequence[float]]) -> pa.Array:
-    """Return the same array as `pa.array`, in a third of the time."""
+    """Return a column of lists. The result is that of `pa.array`, but is made in a third of the time."""
     ends_B = np.cumsum([len(value) for value in values], dtype="<i4")
     elements = struct.pack(f"<{ends_B[-1]}{_LISTS[field.name]}", *chain.from_iterable(values))
     starts = pa.py_buffer(np.concatenate([np.zeros(1, "<i4"), ends_B]))
@@ -156,11 +156,11 @@ def encode(table: pa.Table) -> bytes:
 
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, ArithmeticError, TypeError)
-"""Errors that pyarrow and Python raise for damaged bytes."""
+"""Errors that pyarrow and Python raise when they decode damaged bytes."""
 
 
 def decode(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the table in the bytes of a shard, or only some of its columns. Raise one of `UNREADABLE` if the bytes are
+    """Return the table in the bytes of a shard, or only these columns of it. Raise one of `UNREADABLE` if the bytes are
     damaged."""
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     table = file.read(list(columns) if columns else None, use_threads=False)
@@ -170,8 +170,8 @@ def decode(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def with_later(table: pa.Table, columns: Sequence[str] = TRAJECTORY_SCHEMA.names) -> pa.Table:
-    """Return the table with a column of nulls for each of these columns that did not exist yet when its rows were
-    stored."""
+    """Return the table with all columns of `LATER` that are among `columns`. Those that did not exist yet when the rows
+    were stored are filled with nulls."""
     for field in (TRAJECTORY_SCHEMA.field(name) for name in LATER if name in columns):
         if field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))
@@ -194,4 +194,4 @@ def flat(column: pa.ChunkedArray | pa.Array) -> Lists:
 
 
 COLUMNS = ("prompt_id", "content_hash", "reward", "length", "finished", "version_start", "version_start_attempt")
-"""Columns of a shard from which the index is made."""
+"""Columns of a shard from which the replay buffer's index is made."""

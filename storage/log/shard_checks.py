@@ -1,4 +1,4 @@
-"""Decodes a shard and checks whether its rows can be trusted."""
+"""Decodes a shard and checks that its rows can be used."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from storage.log.schema import (
 from tba.errors import Damaged, first_line
 
 LARGEST_REWARD = 1e100
-"""Largest absolute value of a reward. With much larger rewards, the inverse temperature times the reward could
+"""Largest allowed absolute value of a reward. With much larger rewards, the inverse temperature times the reward could
 overflow."""
 _TYPES = {field.name: field.type for field in TRAJECTORY_SCHEMA}
 _NUMBERED = ("round", "slot", *(f"{name}{of}" for name in VERSIONS for of in ("", "_attempt")))
@@ -32,8 +32,9 @@ _CALENDAR = tuple(pa.scalar(day, pa.timestamp("us")).value for day in (datetime.
 
 
 def read_shard(run: str, key: str, data: bytes) -> pa.Table:
-    """Return the table of a shard. Raise Damaged, naming the key and the fault, unless the shard is whole, belongs to
-    this run, has this schema, and has only values that the buffer and its draws can work with."""
+    """Return the table of a shard. Raise Damaged, naming the key and the fault, if `data` is not a readable shard of
+    `TRAJECTORY_SCHEMA`, if it belongs to another run or key, or if it has values that the replay buffer cannot work
+    with."""
     try:
         name = parse_name(key)
         table = _decoded(data)
@@ -44,8 +45,8 @@ def read_shard(run: str, key: str, data: bytes) -> pa.Table:
 
 
 def check_compacted(table: pa.Table, key: str, *, given_up: int) -> None:
-    """Check the rows of a shard that a compaction holds. Raise Damaged, naming the key and the fault, unless exactly
-    `given_up` of them have lost their payload and the others are as in the shard."""
+    """Check the rows of a shard as a compaction holds them. Raise Damaged, naming the key and the fault, unless exactly
+    `given_up` rows have lost their payload and all other values are valid."""
     try:
         columns = columns_of(table)
         lost = columns["response_tokens"].is_null()
@@ -94,15 +95,16 @@ def _check(table: pa.Table, run: str, searcher: int, seq: int) -> None:
 
 
 def columns_of(table: pa.Table) -> dict[str, pa.Array]:
-    """Return the columns of the schema, each in one piece. Raise ShardFault if a column is missing or has another
-    type."""
+    """Return the columns of `TRAJECTORY_SCHEMA`, each in one piece. Raise ShardFault if a column is missing, occurs
+    twice or has another type, or if there are no rows."""
     _check_schema(table)
     with _naming_nonsense():
         return {name: table[name].combine_chunks() for name in _TYPES}
 
 
 def check_values(columns: Mapping[str, pa.Array]) -> None:
-    """Check everything about values that `to_table` does not ensure."""
+    """Raise ShardFault if a value is missing, if lengths do not match, or if a number is out of its range. `to_table`
+    does not check this."""
     with _naming_nonsense():
         _check_nulls(columns)
         _check_lengths(columns)

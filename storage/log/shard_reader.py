@@ -1,17 +1,17 @@
-"""Reads rows of admitted shards, wherever they lie now, and verifies what was read.
+"""Reads rows of admitted shards, from shards that are objects of their own and from compactions, and verifies them.
 
 A shard is an object of its own until it is compacted, and then removed. So if a shard is not found, the reader looks at
 the newest records of compactions. In a remote store it does so repeatedly for a while, because listings may be behind.
 
-An object of up to `WHOLE` bytes is read whole and compared with the sha256 in the record that admits it. One request to
-a remote store costs less than several small ones, and the checksum costs less than decoding the rows. Of a larger
-object, only the needed row groups and columns are read; so it is for any object on a local disk if only light columns
-are needed. Then the number of rows, the run, the searcher and the seq must be as recorded, and every page must match
-its checksum.
+A shard of up to `WHOLE` bytes is read whole and compared with the sha256 in the record that admits it. One request to a
+remote store costs less than several small ones, and the checksum costs less than decoding the rows. Of a larger shard
+and of a compaction, only the needed row groups and columns are read. The same holds for any shard on a local disk if
+only light columns are needed. Then the number of rows, the run, the searcher and the seq must be as recorded, and every
+page must match its checksum.
 
-Both ways find damage, and a shard that lies in the place of another. A forged shard with the right name, number of rows
-and size is found only when it is read whole, and by `tba check`. Rows are read whole before they are learned from,
-unless the shard is larger than `WHOLE` or lies in a compaction.
+Both ways find damage, and a shard that is stored under the name of another shard. A forged shard with the right name,
+number of rows and size is found only when it is read whole, and by `tba check`. Before a gradient step learns from rows
+of a shard, the shard is read whole, unless it is larger than `WHOLE` or lies in a compaction.
 """
 
 import io
@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 T = TypeVar("T")
 SIDE_BY_SIDE = 32
-"""Number of shards that are requested from a remote store at the same time."""
+"""Number of shards that are read from a remote store at the same time."""
 WHOLE = 4 << 20
-"""Largest object, in bytes, that is read whole. Reading this many bytes takes about as long as sending one more
-request."""
+"""Size in bytes of the largest shard that is read whole. Reading this many bytes takes about as long as sending one
+more request."""
 _FOOTERS = 256 << 20  # maximum bytes of memory for the footers of compactions
 _PAUSE = 0.1, 5.0  # seconds between two looks for a shard: the first pause, and the longest
 _UNPACKED = 7  # a footer takes this many times its stored size in memory
@@ -63,9 +63,9 @@ class Piece(NamedTuple):
 
 
 class ShardReader:
-    """Finds and reads the rows of admitted shards. No other class knows where the rows lie. Its methods raise Missing
-    or Damaged, naming the shard, if a shard is not as its record says. Data that was read from a remote store is kept
-    on disk, up to `disk_bytes`; of a shard in a compaction, only the columns that were read are kept."""
+    """Finds and reads the rows of admitted shards. Its methods raise Missing or Damaged, naming the shard, if a shard
+    does not match its record. From a remote store, data of shards of up to `WHOLE` bytes is kept on disk, up to
+    `disk_bytes`; of a shard in a compaction, only the columns that were read are kept."""
 
     def __init__(self, run: Run, *, disk_bytes: int):
         self.run = run
@@ -78,25 +78,26 @@ class ShardReader:
         return self.run.store.local_path("trajectories") is None
 
     def light(self, shards: Iterable[Shard], columns: Sequence[str]) -> Iterator[tuple[Shard, pa.Table]]:
-        """Yield some columns of each of these shards, in order."""
+        """Yield each shard with a table of these columns for all its rows, in the order of `shards`."""
         wanted = [(shard, columns) for shard in shards]
         for (shard, _), table in zip(wanted, self._side_by_side(self._light, wanted, on_disk=4), strict=True):
             yield shard, table
 
     def pieces(self, wanted: Iterable[tuple[Shard, Collection[int]]], columns: Sequence[str]) -> Iterator[list[Piece]]:
-        """Yield, for each shard, some columns of the row groups that hold the wanted rows."""
+        """Yield, for each shard, these columns of the row groups that hold the wanted rows. Shards are in the order of
+        `wanted`."""
 
         def read(shard: Shard, rows: Collection[int]) -> list[Piece]:
             return self._wherever(shard, columns, rows)
 
-        # Only 2 threads on a disk: a gradient step runs meanwhile, and every thread competes for the interpreter.
+        # Only 2 threads on a disk: a gradient step runs at the same time, and all threads compete for the interpreter.
         return self._side_by_side(read, list(wanted), on_disk=2)
 
     def _side_by_side(
         self, work: Callable[[Shard, A], T], wanted: Sequence[tuple[Shard, A]], *, on_disk: int
     ) -> Iterator[T]:
-        """Yield results in the order of `wanted`. Shards in the same object are read one after the other, while its
-        footer is in memory."""
+        """Call `work` for each wanted shard, several at the same time, and yield the results in the order of `wanted`.
+        Shards that lie in the same compaction are read one after the other, while its footer is in memory."""
         order = sorted(range(len(wanted)), key=lambda number: self._object_of(wanted[number][0]))
         done: dict[int, T] = {}
         with ThreadPoolExecutor(SIDE_BY_SIDE if self.remote else on_disk) as pool:
@@ -117,8 +118,8 @@ class ShardReader:
     def _wherever(
         self, shard: Shard, columns: Sequence[str], rows: Collection[int] | None, *, in_part: bool = False
     ) -> list[Piece]:
-        """Return some columns of the row groups that hold these rows of a shard, from the object where the shard lies.
-        If `rows` is None, return all row groups as one piece."""
+        """Return these columns of the row groups that hold `rows` of a shard, read from the shard's own object or from
+        a compaction. If `rows` is None, return the columns of all rows as one piece."""
         place, pauses = self.compactions.place(shard), self._pauses(shard)
         while True:
             try:
@@ -134,8 +135,8 @@ class ShardReader:
                     raise
 
     def _pauses(self, shard: Shard) -> Iterator[float]:
-        """Wait before each new look for a shard that was not found, until `store_deadline` is over: the listing of a
-        remote store may be behind. For a local store, do not wait."""
+        """Wait before each new look for a shard that was not found, until `store_deadline` is over, because the listing
+        of a remote store may be behind. For a local store, do not wait and yield nothing."""
         if not self.remote:
             return
         patience, pause = self.run.store_deadline, _PAUSE[0]
@@ -147,8 +148,8 @@ class ShardReader:
             pause = min(2 * pause, _PAUSE[1])
 
     def _compacted(self, place: Place, columns: Sequence[str], rows: Collection[int] | None) -> list[Piece]:
-        """Return pieces of a shard in a compaction. From a remote compaction, all rows of the shard are requested at
-        once, and a copy of them is kept."""
+        """Return pieces of a shard in a compaction. If the compaction is remote and the shard not larger than `WHOLE`,
+        all rows of the shard are requested at once, and a copy of them is kept."""
         shard, groups = place.part.shard, place.part.groups
         if not (self.remote and self.copies.limit and shard.bytes <= WHOLE):
             with self._compaction(place) as file:
@@ -200,7 +201,8 @@ class ShardReader:
         return self.copies.read(shard.sha256) if self.remote and shard.bytes <= WHOLE else None
 
     def copy(self, shard: Shard, data: bytes) -> None:
-        """Keep a copy of a shard that this process has read or written, so that it need not be requested again."""
+        """Keep a copy of a shard's bytes on disk, so that the shard need not be requested again. Do nothing if the
+        store is local or the shard is larger than `WHOLE`."""
         if self.remote and shard.bytes <= WHOLE:
             self.copies.keep(shard.sha256, data)
 
@@ -216,7 +218,7 @@ class ShardReader:
 
     @contextmanager
     def _naming(self, shard: Shard, place: Place | None) -> Iterator[None]:
-        """Turn what goes wrong while a shard is read into an error that names the shard."""
+        """Convert an error of the block, which reads a shard, into an error of this project that names the shard."""
         within = f" in {place.compaction.object}" if place else ""
         name = f"{self.run.url}/{shard.key}{within}"
         try:
@@ -226,15 +228,15 @@ class ShardReader:
         except FileNotFoundError:
             raise Missing(f"{name} does not exist") from None
         except UNREADABLE as error:
-            if isinstance(error, OSError) and error.errno:  # an error of the disk; pyarrow's own have no number
+            if isinstance(error, OSError) and error.errno:  # an error of the disk; pyarrow's own errors have no number
                 raise StorageError(f"{name}: {error.strerror}") from error
             why = first_line(error)[:200]
             raise Damaged(f"{name} is not the shard that was admitted: {why}") from None
 
 
 class _Footers:
-    """The footers of compactions, of which the most recently used stay in memory. If several threads need the same
-    footer, one reads it and the others wait."""
+    """Footers of compactions. The most recently used ones stay in memory. If several threads need the same footer, one
+    reads it and the others wait."""
 
     def __init__(self, limit: int):
         self.limit, self.nbytes = limit, 0
@@ -264,8 +266,8 @@ class _Footers:
 
 
 def _whose(footer: pq.FileMetaData, group: int) -> tuple[int, int] | None:
-    """Return searcher and seq of the rows in a row group of a compaction; None if the rows are of several shards, or if
-    the footer does not say."""
+    """Return searcher and seq of the rows in a row group of a compaction. Return None if the rows belong to several
+    shards, or if the footer does not say."""
     shared = []
     for name in ("searcher", "seq"):
         statistics = footer.row_group(group).column(COLUMNS.get_field_index(name)).statistics
@@ -278,8 +280,8 @@ def _whose(footer: pq.FileMetaData, group: int) -> tuple[int, int] | None:
 def _pieces(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], rows: Collection[int] | None
 ) -> list[Piece]:
-    """Return one piece for each row group that holds any of these rows; one piece of all row groups if `rows` is
-    None."""
+    """Return one piece for each row group that holds any of these rows. If `rows` is None, return one piece of all row
+    groups."""
     if rows is None:
         return [Piece(0, to_batch(_read(file, groups, columns), columns))]
     pieces, start = [], 0
@@ -292,7 +294,7 @@ def _pieces(
 
 
 def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
-    """Return some columns of row groups. Also check the number of rows and the types, which page checksums do not
+    """Return these columns of row groups. Also check the number of rows and the types, which page checksums do not
     cover."""
     table = file.read_row_groups(groups, list(columns), use_threads=False)
     if len(table) != (said := sum(file.metadata.row_group(group).num_rows for group in groups)):
@@ -305,7 +307,8 @@ def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -
 
 
 def _name_of_copy(place: Place, columns: Sequence[str], *, in_one_piece: bool) -> str:
-    """Return the name of a copy. The shard says which rows the copy has; the compaction says what is in them."""
+    """Return the name of a copy. It depends on the shard, the compaction and the columns, and on whether the rows are
+    one piece."""
     how = sha256(f"{in_one_piece} {' '.join(columns)}".encode()).hexdigest()[:8]
     return f"{place.part.shard.sha256}-{place.compaction.sha256}-{how}"
 
@@ -355,6 +358,6 @@ class _Object(io.RawIOBase):
 
 
 def to_batch(table: pa.Table, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return these columns of the whole table as one batch."""
+    """Return these columns of all rows of the table as one batch."""
     schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([table[name].combine_chunks() for name in columns], schema=schema)

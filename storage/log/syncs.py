@@ -1,8 +1,8 @@
-"""Sync records: what each sync admitted to the replay buffer. The records form a chain of hashes. A record counts for
-all attempts, whichever attempt wrote it.
+"""Sync records: what each sync admitted to the replay buffer. Each record holds the sha256 of the record before it. A
+record counts for all attempts, whichever attempt wrote it.
 
-A shard that a retention record gives up stays admitted but is no longer in the buffer. `SyncRecord.without` leaves such
-shards out.
+A shard that a retention record gives up stays admitted but is no longer in the replay buffer. `SyncRecord.without`
+leaves such shards out.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ _FIELDS = ("sync", "step", "attempt", "shards", "rows", "previous_sha256", "refu
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A shard as it was when a record admitted it."""
+    """A shard as the sync record that admitted it describes it."""
 
     key: str
     searcher: int
@@ -36,7 +36,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A shard that was read, found faulty, and will never be read again."""
+    """A shard that was found faulty and will never be read again, and the reason."""
 
     key: str
     reason: str
@@ -45,16 +45,16 @@ class Refusal:
 @dataclass(frozen=True, kw_only=True)
 class SyncRecord:
     sync: int
-    step: int  # the step that the sync follows
+    step: int  # the gradient step that the sync follows
     attempt: int  # the attempt that wrote the record
     shards: Sequence[Shard]  # in the order (searcher, seq), which is the order of their trajectories
     rows: int
-    previous_sha256: str | None  # of the bytes of the previous record; None for sync 0
+    previous_sha256: str | None  # sha256 of the previous record; None for sync 0
     refused: Sequence[Refusal]
     created_at: str
 
     def without(self, given_up: Collection[str]) -> "SyncRecord":
-        """Return the record as it would be if the shards with these keys had never arrived."""
+        """Return the record without the shards with these keys, as if they had never arrived."""
         kept = [shard for shard in self.shards if shard.key not in given_up]
         return replace(self, shards=kept, rows=sum(shard.rows for shard in kept))
 
@@ -62,7 +62,7 @@ class SyncRecord:
 @dataclass(frozen=True)
 class StoredRecord:
     record: SyncRecord
-    sha256: str  # of the bytes of the record
+    sha256: str  # sha256 of the stored record
 
 
 def encode(record: SyncRecord) -> bytes:
@@ -82,8 +82,8 @@ def decode(data: bytes, name: str) -> SyncRecord:
 
 
 class Recording:
-    """The sync records of the parent of a fork that replays them. By each step of the fork, those shards have arrived
-    that the parent's buffer had admitted by the same step."""
+    """The sync records of the parent, for a fork that replays them. At each gradient step of the fork, those shards
+    have arrived that the parent's replay buffer had admitted by the same step."""
 
     def __init__(self, store: ForkedStore, looking_at: LookingAt | None = None, *, given_up: Collection[str] = ()):
         """`looking_at` decides what happens with a damaged record; by default Damaged is raised."""
@@ -94,11 +94,11 @@ class Recording:
                 self._records.append(decode(read(), f"{store.parent.url}/{key}").without(given_up))
         self._steps = {record.sync: record.step for record in self._records}
         self._attempts = store.origin.attempts
-        self._entered = 0  # number of records, from the first on, whose shards have all been admitted
+        self._entered = 0  # number of records at the start of `_records` whose shards have all been admitted
 
     def arrivals(self, step: int, admitted: Collection[str]) -> list[Shard]:
-        """Return the shards that have arrived by a step, in the order that a record needs. Shards in `admitted`, named
-        as searcher/seq, are left out. From call to call, `admitted` may only grow."""
+        """Return the shards that have arrived by a gradient step, sorted by searcher and seq. Shards in `admitted`,
+        named as searcher/seq, are left out. From call to call, `admitted` may only grow."""
         arrived: list[Shard] = []
         for record in islice(self._records, self._entered, None):
             if record.step > step:
@@ -109,18 +109,18 @@ class Recording:
         return sorted(arrived, key=lambda shard: (shard.searcher, shard.seq))
 
     def step_of(self, version: Version) -> int | None:
-        """Return the step that a version of the parent follows; None if it is not a version of the parent."""
+        """Return the gradient step that a version of the parent follows; None if it is not a version of the parent."""
         return self._steps.get(version.number) if version.attempt <= self._attempts else None
 
     def steps(self) -> dict[Version, int]:
-        """Return the step that each version of the parent follows."""
+        """Return, for each version of the parent, the gradient step that it follows."""
         attempts = range(1, self._attempts + 1)
         return {Version(sync, attempt): step for attempt in attempts for sync, step in self._steps.items()}
 
 
 def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRecord | None:
-    """Return the record of a sync; None if it is not stored. Raise Damaged if the record does not continue the
-    chain."""
+    """Return the record of a sync; None if it is not stored. Raise Damaged if it is damaged or if the record before it
+    does not have the sha256 `previous_sha256`."""
     name = f"{run.url}/{layout.sync(sync)}"
     try:
         data = run.store.read(layout.sync(sync))
@@ -131,14 +131,14 @@ def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRe
 
 
 def named_shards(run: Run) -> set[str]:
-    """Return the keys of all shards that any record admits or refuses. No shard with one of these keys is ever written
+    """Return the keys of all shards that sync records admit or refuse. No shard with one of these keys is ever written
     again."""
     return {shard.key for record in read_chain(run) for shard in (*record.shards, *record.refused)}
 
 
 def read_chain(run: Run) -> list[SyncRecord]:
-    """Return all records before the first that is missing. Raise Damaged if a record does not continue the previous
-    record."""
+    """Return the sync records from number 0 up to the first gap. Raise Damaged if a record is damaged or does not hold
+    the sha256 of the record before it."""
     stored = {layout.parse_sync(entry.key) for entry in run.store.list(layout.SYNCS)}
     keys = [layout.sync(number) for number in takewhile(stored.__contains__, count())]
     found: list[SyncRecord] = []

@@ -20,23 +20,23 @@ from tba.types import Asked, Trajectory
 
 
 class Trajectories:
-    """The `TrajectoryLog` of a run."""
+    """Stores and finds the shards of searchers; see `TrajectoryLog` in tba/interfaces.py."""
 
     def __init__(self, run: Run):
         self.run = run
         self.reader = ShardReader(run, disk_bytes=0)
         self.compactions = self.reader.compactions
-        self._taken: dict[int, int] = {}  # by searcher that has called next_seq: the last seq that may be taken
+        self._taken: dict[int, int] = {}  # by searcher, once it has called next_seq: the highest seq that may be in use
 
     def next_seq(self, searcher: int) -> int:
-        """Return the first free seq after every seq that a record names."""
+        """Return the first free seq that is higher than all seqs of this searcher which sync records name."""
         entries = self.run.store.list(layout.searcher_folder(searcher))
-        self.compactions.look()  # after the listing, so a shard that is compacted meanwhile is in one of the two
+        self.compactions.look()  # after the listing, so a shard that is being compacted is in one of the two
         stored = _seqs_of(searcher, {*(entry.key for entry in entries), *self.compactions.shards()})
         named = _seqs_of(searcher, named_shards(self.run))
         free = (seq for seq in count(1 + max(named, default=-1)) if seq not in stored)
         first = next(seq for seq in free if not self.run.store.exists(layout.shard(searcher, seq)))
-        self._taken[searcher] = max([first, *stored])  # includes the first, because the listing may be behind
+        self._taken[searcher] = max([first, *stored])  # at least `first`, because the listing may be behind
         return first
 
     def asked(self, searcher: int, seqs: Iterable[int]) -> list[Asked]:
@@ -45,18 +45,21 @@ class Trajectories:
     def _asked(self, key: str) -> list[Asked]:
         try:
             table = read_shard(self.run.writer_of(key), key, self.run.store.read(key))
-        except Damaged:  # no trainer admits such a shard either
+        except Damaged:  # no sync record will admit such a shard either
             return []
         except Missing:
             self.compactions.look()
             if (shard := self.compactions.shards().get(key)) is None:
                 return []
-            [(_, table)] = self.reader.light([shard], Asked._fields)
+            try:
+                [(_, table)] = self.reader.light([shard], Asked._fields)
+            except (Damaged, Missing):
+                return []
         return [Asked(**row) for row in table.select(Asked._fields).to_pylist()]
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
-        """Store a shard as `TrajectoryLog` says. Raise DataError, and store nothing, if the buffer would refuse the
-        shard."""
+        """Store a shard and return its key; see `TrajectoryLog.append`. Raise DataError, and store nothing, if the
+        replay buffer would refuse the shard."""
         if not trajectories:
             raise ValueError(f"searcher {searcher}, seq {seq}: a shard needs at least 1 trajectory, got 0")
         strangers = {t.searcher for t in trajectories} - {searcher}
@@ -65,7 +68,7 @@ class Trajectories:
         key = layout.shard(searcher, seq)
         table, data = self._encoded(key, trajectories)
         is_new = searcher in self._taken and seq > self._taken[searcher]
-        if is_new:  # a second try, after the answer to the first was lost, is not new
+        if is_new:  # false for a second try, if the answer to the first was lost
             self._taken[searcher] = seq
         try:
             self.run.store.create(key, data)
@@ -80,8 +83,8 @@ class Trajectories:
         return key
 
     def _encoded(self, key: str, trajectories: Sequence[Trajectory]) -> tuple[pa.Table, bytes]:
-        """Return a shard's table and bytes. Raise DataError if the buffer would refuse the shard: the searcher stops
-        rather than go on while all its rounds are refused."""
+        """Return a shard's table and bytes. Raise DataError if the replay buffer would refuse the shard. The searcher
+        then stops, instead of generating rounds that are all refused."""
         searcher, seq = parse_name(key)
         try:
             table = to_table(trajectories, run=self.run.name, searcher=searcher, seq=seq)
@@ -93,7 +96,7 @@ class Trajectories:
             ) from None
 
     def _compacted(self, key: str) -> str | None:
-        """Return the sha256 of the shard of this name if a compaction holds it, else None."""
+        """Return the sha256 of the shard with this key if a compaction holds it, else None."""
         self.compactions.look()
         shard = self.compactions.shards().get(key)
         return shard.sha256 if shard else None

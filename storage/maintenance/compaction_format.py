@@ -1,5 +1,5 @@
-"""The format of a compaction's object. The object holds the rows of its shards, and in its metadata what the record of
-the compaction will say about them."""
+"""The format of a compaction's object. The object holds the rows of its shards. Its metadata holds the fields that the
+record of the compaction will have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,16 +19,16 @@ from storage.objects import records
 from tba.errors import Damaged
 
 ROWS = 1024
-"""Rows of a row group. A shard has few groups, because each group costs time in every query."""
+"""Maximum number of rows in a row group. A shard has few row groups, because each of them costs time in every query."""
 
-_COMPUTED = ("version_step", "age")  # columns of the view of trajectories
+_COMPUTED = ("version_step", "age")  # columns that only the view of trajectories has
 _TAKEN = {name.lower() for name in (*COLUMNS.names, *_COMPUTED)}
 _OPTIONS = {name: value for name, value in ENCODING.items() if name != "row_group_size"}
 _STATISTICS = [*FACTS, *_OPTIONS["write_statistics"]]
 
 
 class Admitted(NamedTuple):
-    """A shard, and the record that admits it."""
+    """A shard, with the sync that admits it and the gradient step that this sync follows."""
 
     shard: Shard
     sync: int
@@ -36,8 +36,8 @@ class Admitted(NamedTuple):
 
 
 def misfit(table: pa.Table, others: Sequence[pa.Table]) -> str:
-    """Return why the columns that a task has added to a shard cannot be stored with those of other shards; empty if
-    they can."""
+    """Return why the columns that a task has added to a shard cannot be stored with those of the shards `others`.
+    Return an empty string if they can."""
     added = [name for name in table.column_names if name not in TRAJECTORY_SCHEMA.names]
     if taken := [name for name in added if name.lower() in _TAKEN]:
         return f"it has an added column {taken[0]!r}, whose name is reserved"
@@ -50,7 +50,7 @@ def misfit(table: pa.Table, others: Sequence[pa.Table]) -> str:
 def encode_object(
     run: str, shards: Sequence[Admitted], tables: Sequence[pa.Table], *, generation: int, retention: Sequence[int]
 ) -> tuple[Compaction, bytes]:
-    """Return the compaction of these shards, each with the table of its rows, and the bytes of its object."""
+    """Return the compaction of these shards and the bytes of its object. `tables` has the rows of each shard."""
     ends = np.cumsum([-(-admitted.shard.rows // ROWS) for admitted in shards]).tolist()
     given_up = [table["response_tokens"].null_count for table in tables]
     compaction = Compaction(
@@ -70,8 +70,8 @@ def encode_object(
 
 
 def decode_object(data: bytes, key: str) -> Compaction:
-    """Return the compaction that the metadata of an object describes. Raise Damaged if the object is not a
-    compaction."""
+    """Return the compaction that the metadata of an object describes. Raise Damaged if the object is not a compaction,
+    or if its content does not match its name."""
     try:
         footer = pq.read_metadata(pa.BufferReader(data))
     except UNREADABLE as error:

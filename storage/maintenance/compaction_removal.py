@@ -1,4 +1,5 @@
-"""Removes objects whose rows a compaction of higher rank holds: shards, and other compactions with their records."""
+"""Removes objects whose rows lie in a compaction: shards, and compactions that another compaction of higher rank
+replaces."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,11 @@ from tba.errors import Damaged, Missing
 
 
 class CompactionRemoval:
-    """Removes such objects, but only after the compactions that hold their rows have been read whole."""
+    """Removes the run's own shards and compactions that are no longer read. Before an object is removed, the
+    compactions that hold its rows are read whole."""
 
     def __init__(self, run: Run, compactions: Compactions, sources: CompactionSources):
-        self.shards = 0  # number of shards that lie in compactions
+        self.shards = 0  # number of the run's own shards that lie in compactions
         self.removed = 0  # number of removed objects
         self.left: dict[str, str] = {}  # by key of an object that stays: the reason
         self._run, self._compactions, self._sources = run, compactions, sources
@@ -38,7 +40,7 @@ class CompactionRemoval:
                 self._remove_all([compaction.object], list(others.values()))
 
     def _holders(self, compaction: Compaction) -> list[tuple[str, Compaction]]:
-        """Return the key of each shard of a compaction, with the compaction from which that shard is read."""
+        """Return the key of each shard of a compaction, and the compaction from which readers read that shard."""
         places = [(part.shard.key, self._compactions.place(part.shard)) for part in compaction.parts]
         return [(key, place.compaction) for key, place in places if place]
 

@@ -19,10 +19,10 @@ from tba.errors import Damaged, Missing
 
 
 class Source(NamedTuple):
-    """A shard that was read."""
+    """The rows of a shard that was read."""
 
     admitted: Admitted
-    compaction: Compaction | None  # the compaction that it was read from
+    compaction: Compaction | None  # the compaction that it was read from; None if it was an object of its own
     table: pa.Table
 
 
@@ -30,11 +30,11 @@ class CompactionSources:
     def __init__(self, run: Run, compactions: Compactions):
         self.left: dict[str, str] = {}  # by key of a shard that stays as it is: the reason
         self._run, self._compactions = run, compactions
-        self._whole: set[str] = set()  # objects that have been read and found whole
+        self._whole: set[str] = set()  # objects that have been read and match their record
         self._last_read: tuple[Compaction, pq.ParquetFile] | None = None
 
     def read(self, group: Sequence[Admitted]) -> Iterator[Source]:
-        """Yield the shards that can be read; `left` says why the others cannot."""
+        """Yield the shards of a group that can be read. `left` says why the others cannot."""
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
             loose = dict(zip(group, pool.map(self._read_loose, group), strict=True))
         for admitted in group:
@@ -44,14 +44,14 @@ class CompactionSources:
                 yield Source(admitted, place.compaction if place else None, table)
 
     def check_whole(self, compaction: Compaction) -> None:
-        """Read the object of a compaction whole, unless this has been done already. Raise Missing or Damaged if it is
-        not what the record describes."""
+        """Read the object of a compaction whole, unless this object has done so before. Raise Missing or Damaged if it
+        does not match its record."""
         if compaction.object not in self._whole:
             self._read_whole(compaction)
 
     def _read_loose(self, admitted: Admitted) -> pa.Table | None:
-        """Return the rows of a shard that is an object of its own. Return None if the shard lies in a compaction, or if
-        it is missing or damaged; in the second case, note the reason in `left`."""
+        """Return the rows of a shard that is an object of its own. Return None if the shard lies in a compaction. Also
+        return None if it is missing or damaged; `left` then says why."""
         shard = admitted.shard
         if self._compactions.place(shard):
             return None
@@ -68,8 +68,8 @@ class CompactionSources:
         return None
 
     def _read_compacted(self, shard: Shard, place: Place) -> pa.Table | None:
-        """Return the rows of a shard that lies in a compaction. If the compaction is damaged, or if another process
-        that compacts has just removed it, return None and note the reason in `left`."""
+        """Return the rows of a shard that lies in a compaction. Return None if the compaction is damaged, or was just
+        removed by another process that compacts; `left` then says why."""
         try:
             return self._read_part(place.compaction, place.part)
         except (Missing, Damaged, *UNREADABLE) as error:

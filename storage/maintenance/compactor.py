@@ -1,8 +1,9 @@
-"""Compaction: the rows of many admitted shards move into one object. On request, payloads are given up on the way.
+"""Compaction: the rows of many admitted shards move into one object. On request, rows that are no longer needed lose
+their payloads.
 
 First the object is stored, then its record, and then the shards are removed. Nothing is removed unless a compaction of
-higher rank holds all of it. So it does no harm if a compaction is killed at any point, or if two run at the same time:
-the next one continues with what it finds, and removes what is stored twice.
+higher rank holds all of its rows. So it does no harm if a compaction is killed at any point, or if two run at the same
+time: the next one continues from what is stored, and removes what is stored twice.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,25 +25,25 @@ from tba.errors import AlreadyExists, Damaged, Missing
 from tba.types import Eligibility, Version
 
 Progress = Callable[[int, int], None]
-"""Called with the number of objects done so far and the number of all objects to write."""
+"""Called with the number of objects written so far and the number of all objects to write."""
 
 SHARDS, BYTES = 256, 64 << 20
-"""The maximum number of shards in an object, and the maximum of their bytes together."""
+"""Maximum number of shards in one object, and maximum number of their bytes together."""
 
 
 @dataclass
 class Compacted:
-    """What a compaction has done."""
+    """The result of `compact`."""
 
     run: str
     upto: Version | None  # shards admitted up to this checkpoint were considered; None if there is no checkpoint
-    shards: int = 0  # number of shards that lie in compactions now
-    written: list[str] = field(default_factory=list)  # keys of objects
-    removed: int = 0  # number of objects
+    shards: int = 0  # number of the run's own shards that lie in compactions now
+    written: list[str] = field(default_factory=list)  # keys of the objects that were written
+    removed: int = 0  # number of removed objects
     bytes_written: int = 0
-    payloads_given_up: int = 0  # number of rows
+    payloads_given_up: int = 0  # number of rows that lost their payload
     retention: int | None = None  # the retention record that gives these payloads up
-    forks: list[str] = field(default_factory=list)  # forks that may draw rows which no step of the run can draw
+    forks: list[str] = field(default_factory=list)  # forks: they may draw rows that no step of this run can draw
     left: dict[str, str] = field(default_factory=dict)  # by key of an object that stays as it is: the reason
 
 
@@ -53,9 +54,10 @@ def compact(
     drop_beyond: Eligibility | None = None,
     progress: Progress | None = None,
 ) -> Compacted:
-    """Compact the shards that were admitted up to the oldest of the newest `keep_checkpoints` checkpoints. If
-    `drop_beyond`, the eligibility rule of the run's index, is passed, rows that the index cannot draw from then on lose
-    their payloads, unless a fork may draw them."""
+    """Compact the shards that were admitted up to the oldest of the newest `keep_checkpoints` checkpoints.
+    `drop_beyond` is the eligibility rule of the run's index; if it is given, rows of these shards that no gradient step
+    after that checkpoint can draw lose their payloads, unless a fork may draw them or too few rows of an object would
+    lose theirs."""
     return _Compactor(run, keep_checkpoints, drop_beyond).compact(progress or (lambda done, total: None))
 
 
@@ -94,8 +96,9 @@ class _Compactor:
     # --- what there is to do ----------------------------------------------------------------------------------------
 
     def _adopt(self) -> None:
-        """Write the missing records of objects. Usually the process that made the object was killed, but a live process
-        may just be about to write the record. In both cases, the object then counts like any other."""
+        """Write the missing records of compactions whose objects are stored. Usually the process that made the object
+        was killed, but a live process may just be about to write the record. In both cases, the compaction then counts
+        like any other."""
         stored = {entry.key for entry in self._run.own.list(layout.COMPACTIONS)}
         admitted = {shard.key: shard.sha256 for record in self._synced for shard in record.shards}
         for key in sorted(stored):
@@ -108,7 +111,7 @@ class _Compactor:
                     self._record(compaction)
 
     def _chosen(self) -> list[Admitted]:
-        """Return the run's own shards that may be compacted."""
+        """Return the run's own shards that were admitted up to the checkpoint. Inherited shards are left out."""
         if self._checkpoint is None:
             return []
         shared = self._run.inherits
@@ -121,8 +124,8 @@ class _Compactor:
         ]
 
     def _groups(self, chosen: Sequence[Admitted]) -> Iterator[list[Admitted]]:
-        """Yield groups of shards, one for each object to write, in the order of the sync records. A compaction that is
-        large enough stays as it is, unless enough of its payloads can be given up."""
+        """Yield groups of shards in the order of the sync records, one group for each object to write. A compaction
+        that is large enough stays as it is, unless enough of its payloads can be given up."""
         again = {compaction.object: self._is_made_again(compaction) for compaction in self._compactions.look()}
         group: list[Admitted] = []
         size = 0
@@ -143,7 +146,7 @@ class _Compactor:
         return small or self._payloads.are_worth_it([part.shard for part in compaction.parts])
 
     def _is_worth_it(self, group: Sequence[Admitted]) -> bool:
-        """Return False if writing the group would only rewrite one compaction without giving up enough payloads."""
+        """Return False if writing this group would only rewrite one compaction without giving up enough payloads."""
         places = [self._compactions.place(admitted.shard) for admitted in group]
         sources = {place.compaction.object for place in places if place}
         return None in places or len(sources) > 1 or self._payloads.are_worth_it([admitted.shard for admitted in group])
@@ -179,7 +182,7 @@ class _Compactor:
         return compaction, data
 
     def _store(self, compaction: Compaction, data: bytes) -> None:
-        with suppress(AlreadyExists):  # another process made the same object; removal first reads what it holds
+        with suppress(AlreadyExists):  # another process made the same object; removal reads it first
             self._run.store.create(compaction.object, data)
         self._record(compaction)
         self._outcome.written.append(compaction.object)
@@ -191,8 +194,8 @@ class _Compactor:
 
 
 def _oldest_checkpoint(run: Run, keep: int) -> Version | None:
-    """Return the oldest of the newest `keep` checkpoints that the run itself has written; None if it has written none,
-    as a new fork."""
+    """Return the oldest of the newest `keep` checkpoints on the chain of attempts that the run itself has written.
+    Return None if it has written none, for example a new fork."""
     spans, shared = chain(run), run.parent.sync if run.parent else 0
     complete = manifest_folders.complete(run.own, layout.CHECKPOINTS)
     own = [checkpoint for checkpoint in complete if accepts(spans, checkpoint) and checkpoint.number > shared]

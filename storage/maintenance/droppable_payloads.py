@@ -1,4 +1,5 @@
-"""Finds the payloads of rows that no step will draw again, and writes the record that gives them up."""
+"""Finds the payloads of rows that no gradient step will draw again, and writes the retention record that gives them
+up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -19,23 +20,24 @@ from storage.runs.retention import GivenUpPayloads
 from storage.runs.run import Run
 from tba.types import Eligibility, Version
 
-_WORTH = 0.25  # share of its payloads that must be droppable before a compaction is written anew
+_WORTH = 0.25  # share of the payloads of a compaction that must be droppable before it is written again
 
 
 class DroppablePayloads:
-    """The rows whose payloads can be dropped. There are none until `choose` has found some."""
+    """The rows whose payloads can be dropped. There are none before `choose` is called."""
 
     def __init__(self, run: Run, compactions: Compactions):
-        self.record: int | None = None  # the retention record that gives them up
-        self.forks: list[str] = []  # forks that may draw rows which no step of the run can draw
+        self.record: int | None = None  # number of the retention record that gives the payloads up
+        self.forks: list[str] = []  # forks: they may draw rows that no step of this run can draw
         self._run, self._compactions = run, compactions
         self._drawable: dict[str, np.ndarray] = {}  # by key of a shard that may lose payloads: which rows keep theirs
         self._payloads: GivenUpPayloads | None = None
 
     def choose(self, synced: Sequence[SyncRecord], checkpoint: Version, eligibility: Eligibility) -> None:
-        """Choose the rows that no step after the checkpoint can draw, according to the index as it is at the
-        checkpoint. Raise Damaged if the checkpoint is damaged: a trainer would then continue from an older checkpoint,
-        whose next steps may draw these rows."""
+        """Choose the rows that no gradient step after the checkpoint can draw, according to the index at the
+        checkpoint. Rows that this run inherits, or that a fork may draw, are not chosen. Raise Damaged if the
+        checkpoint is damaged: a trainer would then continue from an older checkpoint, whose next steps may draw these
+        rows."""
         manifest_folders.check_sizes(self._run.own, layout.checkpoint(checkpoint))
         self.forks = forks.names(self._run)
         last = [record for record in synced if record.sync <= checkpoint.number]
@@ -58,23 +60,24 @@ class DroppablePayloads:
         )
 
     def count(self, shard: Shard) -> int:
-        """Return the number of rows of a shard with a payload that nothing needs."""
+        """Return how many rows of a shard still have a payload that can be dropped."""
         drawable_B = self._drawable.get(shard.key)
         place = self._compactions.place(shard)
         known = place.part.given_up if place else 0
         return 0 if drawable_B is None else max(0, int((~drawable_B).sum()) - known)
 
     def are_worth_it(self, shards: Sequence[Shard]) -> bool:
-        """Return True if enough payloads of these shards can be dropped to justify writing the shards again."""
+        """True if enough payloads of these shards can be dropped to justify writing the shards again."""
         places = [self._compactions.place(shard) for shard in shards]
         left = sum(shard.rows for shard in shards) - sum(place.part.given_up for place in places if place)
         number = sum(map(self.count, shards))
         return number > 0 and number >= _WORTH * left
 
     def give_up(self, groups: Sequence[Sequence[Admitted]]) -> None:
-        """Write the record that gives the payloads up, before any is dropped. Then look at the forks again. A process
-        that makes a fork first registers it and then looks for what has been given up, so one of the two sees the
-        other."""
+        """Write the retention record that gives the payloads up, before any is dropped; use an equal record if there is
+        one. Then look at the forks again, and keep the payloads that a new fork may need. A process that makes a fork
+        first registers the fork and then looks for retention records, so one of the two processes sees what the other
+        wrote."""
         if self._payloads is None or not any(self.count(admitted.shard) for group in groups for admitted in group):
             self._drawable = {}
             return
@@ -88,12 +91,12 @@ class DroppablePayloads:
                     self._drawable.pop(admitted.shard.key, None)
 
     def records_about(self, shards: Iterable[Shard]) -> set[int]:
-        """Return the number of the retention record that `give_up` used, if it concerns any of these shards; otherwise
-        nothing."""
+        """Return the number of the retention record of `give_up` as a set, if it concerns any of these shards;
+        otherwise an empty set."""
         return {self.record} if self.record and any(shard.key in self._drawable for shard in shards) else set()
 
     def without(self, shard: Shard, table: pa.Table) -> pa.Table:
-        """Return the rows of a shard without the payloads that nothing needs."""
+        """Return the rows of a shard, with the payloads that can be dropped replaced by nulls."""
         drawable_B = self._drawable.get(shard.key)
         if drawable_B is None or drawable_B.all():
             return table
@@ -105,8 +108,7 @@ class DroppablePayloads:
 
 
 def _index(run: Run, synced: Sequence[SyncRecord], eligibility: Eligibility) -> tuple[Index, Mapping[str, str]]:
-    """Return the index after these records, from which nothing is drawn, and the name of each shard in the index by
-    its key."""
+    """Return the index after these sync records, and by key of each shard its name in the index."""
     steps = {record.sync: record.step for record in synced}
     undrawn = NoDraws(eligibility)
     index = Index(

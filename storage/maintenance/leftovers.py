@@ -15,9 +15,9 @@ _NAMED = 20  # maximum number of keys that the event lists
 
 
 def sweep(run: Run, events: Events, prefix: str = "") -> None:
-    """Free the space of unfinished writes under a folder of the run, a day after their last progress. An event reports
-    the number of keys and the first of them. An error of the store is only logged, because the role sweeps again when
-    it next starts."""
+    """Free the space of unfinished writes under a folder of the run that have made no progress for a day. An event
+    reports the number of keys and the first of them. An error of the store is only logged, because the role sweeps
+    again when it next starts."""
     try:
         keys = run.own.discard_older(prefix, A_DAY)
     except StorageError as error:

@@ -1,5 +1,5 @@
-"""Reads objects ahead, several at the same time, if all of them will be needed. A single read from an object store
-mostly waits."""
+"""Reads objects ahead, several at the same time, for a reader that will need all of them. A single read from an object
+store consists mostly of waiting."""
 
 from collections.abc import Iterable
 
@@ -7,23 +7,24 @@ from storage.objects.store import Entry, Store
 from tba.errors import StorageError
 
 _SIDE_BY_SIDE = 32  # number of objects that are read at the same time
-_BYTES = 64 << 20  # maximum bytes that are read at the same time, unless a single object is larger
+_BYTES = 64 << 20  # maximum bytes of objects that are read at the same time; a single object may be larger
 
 
 class ReadAhead:
-    """Reads objects of a store. An object is read together with those that follow in the listing of its folder. What
-    was read ahead is returned once and then forgotten."""
+    """Reads objects of a store. From a remote store, an object is read together with those that follow in its listing.
+    What was read ahead is returned once and then forgotten."""
 
     def __init__(self, store: Store, listings: Iterable[list[Entry]]):
         self._store = store
         self._waiting: dict[str, bytes] = {}
-        self._after: dict[str, tuple[list[Entry], int]] = {}  # by key: its listing, and its place there
+        self._after: dict[str, tuple[list[Entry], int]] = {}  # by key of an unread object: its listing and place there
         if store.local_path("run.json") is None:
             for listing in listings:
                 self._after.update({entry.key: (listing, place) for place, entry in enumerate(listing)})
 
     def read(self, key: str) -> bytes:
-        """Return the bytes of an object, as they are now or were shortly before. Raise Missing if it does not exist."""
+        """Return the bytes of an object, as they are now or were shortly before. Raise Missing if the object does not
+        exist."""
         if key not in self._waiting and key in self._after:
             self._fetch(key)
         data = self._waiting.pop(key, None)
@@ -44,4 +45,4 @@ class ReadAhead:
         try:
             self._waiting.update(zip(wanted, self._store.read_many(wanted), strict=True))
         except (StorageError, KeyError):
-            return  # each is then read by itself, which raises the error
+            return  # each object is then read by itself, which raises the error

@@ -1,8 +1,8 @@
-"""Compares what records admit with what is stored, before anything is written on top of damage.
+"""Compares the shards and prompts that a run needs with those that are stored, before the run continues.
 
-A run may continue only with everything that its records admit. Otherwise a searcher could reuse the name of a lost
-shard, or a trainer could draw from an incomplete buffer, and so contradict the records. `tba resume` makes this check
-first, and so does the trainer before it claims an attempt.
+A run may continue only with all shards that its sync records admit. Otherwise a searcher could reuse the name of a lost
+shard, or a trainer could draw from an incomplete replay buffer, and so contradict the records. `tba resume` makes this
+check first, and so does the trainer before it claims an attempt.
 """
 
 from collections.abc import Collection
@@ -22,9 +22,9 @@ _THREADS = 4  # number of threads that read a disk at the same time
 
 
 def refuse_damage(run: Run, *, whole: bool, progress: Progress | None = None) -> None:
-    """Raise Damaged, and say what a person can do, if an admitted shard or a split of prompts is lost. With `whole`,
-    objects on a disk are read and compared with their sha256. Otherwise, and in an object store, only sizes are
-    compared; the trainer's reader compares the sha256 of each shard that it fetches."""
+    """Raise Damaged, and say what the user can do, if an admitted shard or a split of prompts is lost. With `whole`,
+    objects on a disk are read and compared with their sha256. Otherwise, and in an object store, only their sizes are
+    compared; the trainer verifies what it reads (storage/log/shard_reader.py)."""
     _refuse_lost_prompts(run)
     if lost := find_lost(run, whole=whole, progress=progress):
         first, why = next(iter(lost.items()))
@@ -36,13 +36,13 @@ def refuse_damage(run: Run, *, whole: bool, progress: Progress | None = None) ->
 
 
 def find_lost(run: Run, *, whole: bool, progress: Progress | None = None) -> dict[str, str]:
-    """Return, by key, what is wrong with each admitted shard that is not as its record says and was not given up.
+    """Return, by key, what is wrong with each admitted shard that does not match its sync record and was not given up.
     `progress` is called with the number of shards compared so far and the number of all shards."""
     return _Admitted(run, whole=whole).find_lost(progress or (lambda done, total: None))
 
 
 def first_sync(run: Run, keys: Collection[str]) -> int:
-    """Return the first sync that admits any of these shards; if no record admits any yet, the next sync."""
+    """Return the first sync whose record admits any of these shards. If no record admits any, return the next sync."""
     records = read_chain(run)
     syncs = [record.sync for record in records if any(shard.key in keys for shard in record.shards)]
     return min(syncs, default=len(records))
@@ -50,7 +50,7 @@ def first_sync(run: Run, keys: Collection[str]) -> int:
 
 def _refuse_lost_prompts(run: Run) -> None:
     """Raise Damaged if a needed split of prompts is missing or damaged. Stored prompts cannot be made again, because
-    the task might make other prompts of its data today."""
+    today the task might make other prompts from its data."""
     for split, prefix in (("train", layout.SYNCS), ("test", layout.EVALUATIONS)):
         if has_prompts(run, split):
             read_prompts(run, split)
@@ -59,7 +59,8 @@ def _refuse_lost_prompts(run: Run) -> None:
 
 
 def _needed(run: Run) -> list[Shard]:
-    """Return the shards that the run's records admit and, for a fork that replays, those that it will admit."""
+    """Return the shards that the run's sync records admit and, for a replay, those that its future records will
+    admit."""
     records = read_chain(run)
     if run.older and run.inherits and run.inherits.replays:
         newest = run.inherits.origin.newest_record
@@ -98,7 +99,8 @@ class _Admitted:
         return self._fault(compaction.object, compaction.bytes, compaction.sha256)
 
     def _fault_of(self, shard: Shard, wrong: dict[str, str]) -> str:
-        """Return what is wrong with a shard, wherever it lies; empty if it is as its record says."""
+        """Return what is wrong with a shard, which lies in an object of its own or in a compaction. Return an empty
+        string if nothing is. `wrong` has the faults of compactions."""
         place = self.compactions.place(shard)
         why = wrong[place.compaction.object] if place else self._fault(shard.key, shard.bytes, shard.sha256)
         if why and place:
@@ -106,14 +108,17 @@ class _Admitted:
         return why and self._fault_elsewhere(shard, place, why)
 
     def _fault_elsewhere(self, shard: Shard, known: Place | None, why: str) -> str:
-        """Look again, because a running compaction may just have moved the shard. Return what is wrong with it."""
+        """Return what is wrong with a shard at its new place, because a running compaction may just have moved it. If
+        it was not moved, return `why`."""
         place = self.compactions.place_now(shard, known)
         if place is None or place == known:
             return why
         return self._fault_of_object(place.compaction)
 
     def _fault(self, key: str, size: int, digest: str) -> str:
-        """Return what is wrong with an object that must have this size and sha256; empty if nothing is."""
+        """Return what is wrong with an object, or an empty string. Compare its size in the listing with `size` and, if
+        `whole` is set and the run is local, its sha256 with `digest`. An object that is not in the listing only has to
+        exist."""
         if self.whole and self.sizes.get(key) == size:
             try:
                 same = sha256(self.store.read(key)).hexdigest() == digest

@@ -32,7 +32,7 @@ class Settings(Protocol):
 
 
 def open_metric_log(run: Run, settings: Settings) -> "WandbMetrics | NoMetrics":
-    """Return the destination of metrics. If W&B cannot be started, only log a warning."""
+    """Return the destination of metrics. If W&B cannot be started, log a warning and return `NoMetrics`."""
     if settings.wandb == "off":
         return NoMetrics()
     try:
@@ -43,7 +43,7 @@ def open_metric_log(run: Run, settings: Settings) -> "WandbMetrics | NoMetrics":
 
 
 class NoMetrics:
-    """A metric log that drops everything: the ledger has all metrics."""
+    """A metric log that drops everything. The ledger still has all metrics."""
 
     def write(self, metrics: Mapping[str, float], *, step: int) -> None: ...
 
@@ -56,7 +56,7 @@ class WandbMetrics:
     def __init__(self, run: Run, *, project: str, mode: str, patience: float = 30.0):
         self.patience = patience
         command = [sys.executable, "-m", "storage.metrics.wandb_writer", run.url, project, mode, str(patience)]
-        # In a session of its own, so that Ctrl-C for the run does not end the writer before the last metrics arrive.
+        # The writer gets a session of its own, so that Ctrl-C does not end it before the last metrics arrive.
         self._writer = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         self._queue: queue.Queue[str | None] = queue.Queue(_WAITING)
         self._dropped = 0
@@ -65,14 +65,14 @@ class WandbMetrics:
         self._thread.start()
 
     def write(self, metrics: Mapping[str, float], *, step: int) -> None:
-        if self._thread.is_alive():  # otherwise the writer has ended and has logged the reason
+        if self._thread.is_alive():  # otherwise the writer process has ended and has logged the reason
             try:
                 self._queue.put_nowait(json.dumps({"step": step, "metrics": dict(metrics)}))
             except queue.Full:
                 self._dropped += 1
 
     def close(self) -> None:
-        """Send the lines that still wait. Kill the writer if it does not finish in time."""
+        """Let the writer process send the lines that still wait, and kill it if it does not finish in time."""
         try:
             self._queue.put_nowait(None)
             self._writer.wait(self.patience)
@@ -85,7 +85,8 @@ class WandbMetrics:
             log.warning("wandb: %d steps were dropped; the ledger has them all", self._dropped)
 
     def _feed(self, pipe: IO[str]) -> None:
-        """Run in a thread: write lines into the pipe until there are no more or the writer has ended."""
+        """Body of the thread `metrics`: write queued lines to the writer process until None is queued or the process
+        has ended."""
         try:
             while (line := self._queue.get()) is not None:
                 pipe.write(line + "\n")

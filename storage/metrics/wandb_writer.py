@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
 
 
 def begin(run: Run, project: str, mode: str, *, anew: str = "") -> Any:
-    """Start a W&B session. All attempts of the trainer use the same W&B run. A text in `anew` makes another W&B run,
-    because W&B never accepts the id of a deleted run again."""
+    """Start a W&B session and return it. All attempts of the trainer use the same W&B run. A text in `anew` makes
+    another W&B run, because W&B never accepts the id of a deleted run again."""
     import wandb
 
     session = wandb.init(
@@ -79,7 +79,8 @@ def begin(run: Run, project: str, mode: str, *, anew: str = "") -> Any:
 
 
 def pass_on(run: Run, session: Any) -> None:
-    """Send each line of standard input to W&B until there are no more. Also send new scores of the evaluator."""
+    """Send each line of standard input, and new scores of the evaluator, to W&B until the input ends. Stop earlier if
+    W&B fails `_FAILURES` times in a row."""
     scores, failures = _Scores(run), 0
     for line in sys.stdin:
         message = json.loads(line)
@@ -99,8 +100,9 @@ def pass_on(run: Run, session: Any) -> None:
 
 
 def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
-    """Make a new W&B run of everything that the ledger and the evaluator have stored, each step once. Return its local
-    folder, its number of steps and its number of versions with scores."""
+    """Make a new W&B run of everything that the ledger and the evaluator have stored, each gradient step once. Return
+    its local folder, its number of steps and its number of versions with scores. Raise StorageError if W&B is not
+    available."""
     import wandb
 
     entries = [entry.step for sync, attempt in _closed(run) for entry in read_entries(run, sync, attempt)]
@@ -108,7 +110,7 @@ def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
     for score in Evaluations(run).scores():
         if stands(spans, score.version):
             by_version.setdefault(score.version, []).append(score)
-    # The version that a second attempt continues from may have scores of both attempts: the later ones count.
+    # Two attempts may have scored the version that the second one continues from: the later scores count.
     last = {version.number: own for version, own in sorted(by_version.items(), key=lambda pair: pair[0].order)}
     lines = [(entry["step"], _line(entry)) for entry in entries]
     lines += [(own[0].step, {f"eval/{score.metric}": score.value for score in own}) for own in last.values()]
@@ -125,7 +127,7 @@ def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
 
 
 def _closed(run: Run) -> list[tuple[int, int]]:
-    """Return the syncs whose ledgers count, in order, each with its attempt."""
+    """Return the syncs whose ledger is stored and counts, each with its attempt, in order."""
     spans, names = chain(run), (layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS))
     return sorted((name.number, name.attempt) for name in names if name and accepts(spans, name))
 
@@ -136,7 +138,7 @@ def _line(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def leave_after(seconds: float) -> None:
-    """End this process after this time even if W&B has not finished."""
+    """Start a thread that ends this process after `seconds`, even if W&B has not finished."""
 
     def leave() -> None:
         time.sleep(seconds)
@@ -147,8 +149,8 @@ def leave_after(seconds: float) -> None:
 
 
 class _Scores:
-    """Sends the scores that the evaluator has stored, at the steps of their versions. Scores that arrive after the
-    trainer has ended are not sent."""
+    """Sends the scores that the evaluator has stored, at the gradient steps of their versions. Scores that arrive after
+    the trainer has ended are not sent."""
 
     def __init__(self, run: Run):
         self.evaluations = Evaluations(run)
@@ -171,15 +173,15 @@ class _Scores:
 
 
 def _name(metric: str) -> str:
-    """Return the name in W&B of a column of `steps`. W&B makes one panel per prefix."""
+    """Return the name that a column of `steps` has in W&B. W&B makes one panel per prefix."""
     if metric.startswith("seconds_"):
         return f"time/{metric.removeprefix('seconds_')}"
     return _NAMES.get(metric, f"train/{metric}")
 
 
 def _folder(run: Run) -> Path:
-    """Return the folder for W&B's files: beside the logs of a local run, or in the cache for a remote run. `wandb sync`
-    can send the files from there."""
+    """Return the folder for W&B's files: the folder of the logs for a local run, or a folder in the cache for a remote
+    run. `wandb sync` can send the files from there."""
     logs = run.store.local_path(layout.LOGS.rstrip("/"))
     folder = logs or cache_folder("wandb") / run.name
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Collects damaged and missing objects while a run is read, so that one bad object hides no other."""
+"""Collects damaged and missing objects while a run is read. So a bad object does not stop the reading, and all bad
+objects are found."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ IS_MISSING = "is missing"
 TABLE = pa.schema({"key": pa.string(), "problem": pa.string()})
 
 LookingAt = Callable[[str], AbstractContextManager[None]]
-"""Makes the context in which readers look at an object, from its key. The context raises Damaged, or notes what is
-wrong and lets readers go on with the next object."""
+"""Takes the key of an object and returns a context in which that object is read. If the object is damaged or missing,
+the context either raises an error, or records the damage and continues after its block."""
 
 
 @dataclass(frozen=True, order=True)
@@ -27,8 +28,8 @@ class Damage:
 
 
 class DamageLog:
-    """The damage that one look at a run has met. Each object has the problem that was found first. Safe to use from
-    several threads."""
+    """The damaged and missing objects that one reading of a run has met. For each object, only the first problem is
+    kept. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._problems: dict[str, str] = {}
@@ -43,7 +44,7 @@ class DamageLog:
             self.add(damage.key, damage.problem)
 
     def found(self) -> list[Damage]:
-        """Return all damage, in the order of the keys."""
+        """Return all damage, sorted by key."""
         return sorted(Damage(key, problem) for key, problem in self._problems.items())
 
     def table(self) -> pa.Table:
@@ -54,8 +55,8 @@ class DamageLog:
 
     @contextmanager
     def looking_at(self, key: str) -> Iterator[None]:
-        """Note what the block finds wrong with an object, and continue after the block. A store that does not answer
-        is no damage: its error is raised."""
+        """If the block finds the object `key` damaged or missing, record the damage and continue after the block. An
+        error of the store itself, for example if it does not answer, is raised."""
         try:
             with records.reading(key):
                 yield
@@ -70,13 +71,13 @@ class DamageLog:
 
 
 def raising(url: str) -> LookingAt:
-    """Return the contexts of readers that cannot go on without an object. They raise Damaged, which names the object
-    below `url`."""
+    """Return a `LookingAt` for readers that cannot continue without an object. Its contexts raise Damaged, naming the
+    object below `url`. They let Missing pass."""
     return lambda key: records.reading(f"{url}/{key}")
 
 
 def _reason(error: Exception, key: str) -> str:
-    """Return the first line of an error's message, without the name of the object."""
+    """Return the first line of an error's message, without the name of the object and what comes before the name."""
     said = first_line(error)
     _, named, rest = said.partition(key)
     return (rest if named else said).strip(" :") or "is not understood"

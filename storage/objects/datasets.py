@@ -19,8 +19,8 @@ _READABLE = (".jsonl", ".json", ".parquet")
 def read_rows(url: str, *, limit: int | None = None, fields: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Return the rows of a file in their order, at most `limit` of them. The file lies at a path or at a `file://`,
     `s3://` or `hf://` URL. If the file's name has a `*`, return the rows of all matching files, in the order of the
-    names. If `fields` is given, each row keeps only the fields named there. Raise DataError, naming the URL and the
-    line, if a file cannot be read."""
+    names. If `fields` is given, each row keeps only the fields named there. Raise DataError if a file cannot be read.
+    The error names the file and, in JSON lines, the line."""
     suffix = _suffix(url)
     rows: list[dict[str, Any]] = []
     for part in _parts(url):
@@ -34,11 +34,12 @@ class Placed(NamedTuple):
 
     place: str
     row: dict[str, Any]
-    names: Sequence[str]  # of all fields that the file has for the row, also those that `row` leaves out
+    names: Sequence[str]  # all fields that the file has for the row, including those that `row` leaves out
 
 
 def placed_rows(url: str, *, fields: Collection[str]) -> dict[str, list[Placed]]:
-    """Return the rows of each file that `read_rows` would read for a URL, by the name of the file."""
+    """Return the rows of all files that `url` stands for, as `read_rows` does, each with its place. The keys of the
+    result are the paths or URLs of the files."""
     found: dict[str, list[Placed]] = {}
     for part in _parts(url):
         data = _read(part)
@@ -60,7 +61,7 @@ def _suffix(url: str) -> str:
 
 
 def _parts(url: str) -> list[str]:
-    """Return the files that a URL stands for."""
+    """Return the URL itself, or the URLs of all files that match its `*`."""
     folder, _, name = url.rpartition("/")
     if "*" not in name:
         return [url]

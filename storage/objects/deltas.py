@@ -12,21 +12,22 @@ import pyarrow as pa
 from tba.errors import Damaged
 
 SUFFIX = ".xor.zst"
-"""The suffix of the name of a difference that is stored in place of a file."""
+"""Suffix of the name of a difference that is stored instead of a file."""
 
 _PIECE = 2**20  # bytes
 
 
 def write(base: Path, file: Path, into: Path) -> None:
-    """Write the difference between a file and a base of the same size."""
+    """Write the difference between a file and a base of the same size to `into`."""
     with base.open("rb") as old, file.open("rb") as new, pa.CompressedOutputStream(str(into), "zstd") as out:
         while piece := new.read(_PIECE):
             out.write(_xor(piece, old.read(len(piece))))
 
 
 def apply(base: Path, difference: Path, into: Path) -> None:
-    """Rebuild a file from its base and its difference. Raise Damaged if the difference cannot be decompressed or is
-    shorter than the base. Only the sha256 of the result tells whether it is the right file."""
+    """Write to `into` the file that follows from a base and a difference. Raise Damaged if the difference cannot be
+    decompressed or is shorter than the base. Other damage is not noticed: the caller has to compare the sha256 of the
+    result."""
     with base.open("rb") as old, pa.CompressedInputStream(str(difference), "zstd") as differing, into.open("wb") as new:
         while piece := old.read(_PIECE):
             try:

@@ -1,4 +1,5 @@
-"""The size and sha256 of an object, as a record holds them. A reader of the object compares it with both."""
+"""The size and sha256 of an object, as the record about the object holds them. A reader of the object compares the
+object with both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,15 +21,15 @@ class Digest:
 
     @classmethod
     def decode(cls, said: Mapping[str, Any]) -> Self:
-        """Read what `encode` has written. Raise TypeError or KeyError for anything else; `records.reading` names the
-        record."""
+        """Return the digest that `encode` has written into a record. Raise KeyError or TypeError if there is none;
+        within `records.reading`, these errors become Damaged, which names the record."""
         return records.known(cls, {"size": said["bytes"], "sha256": said["sha256"]})
 
     def encode(self) -> dict[str, Any]:
         return {"bytes": self.size, "sha256": self.sha256}
 
     def verify(self, data: bytes, name: str) -> None:
-        """Raise Damaged, naming the object, unless these are the bytes that the record describes."""
+        """Raise Damaged, naming the object, unless `data` has this size and sha256."""
         if len(data) != self.size:
             raise Damaged(f"{name} has {len(data)} bytes, but its record says {self.size}")
         if sha256(data).hexdigest() != self.sha256:

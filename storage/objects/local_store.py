@@ -17,9 +17,9 @@ from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageErr
 
 
 class LocalStore:
-    """A folder whose regular files are the objects. Until a write is complete, its data is in a hidden file in the
-    same folder. `create` then gives that file its final name with `link`, which fails if the name is taken. `replace`
-    holds a lock on the object's folder from its look at the old object until the new one has its name."""
+    """A folder whose regular files are the objects. Until a write is complete, its data is in a hidden file in the same
+    folder. `create` then gives that file its final name with `link`, which fails if the name is taken. `replace` locks
+    the object's folder before it reads the old object, and unlocks it when the new object has the name."""
 
     def __init__(self, path: str | Path):
         if not str(path):
@@ -148,7 +148,7 @@ class LocalStore:
         return self.folder / check_key(key)
 
     def _temporaries(self, prefix: str) -> Iterator[tuple[str, Path]]:
-        """Yield each temporary file under a folder, with the key that it is written for."""
+        """Yield each temporary file under a folder: the key of the object that it becomes, and its path."""
         start = self.folder / check_prefix(prefix).rpartition("/")[0]
         for folder, _, names in os.walk(start):
             for name in names:
@@ -158,7 +158,7 @@ class LocalStore:
                         yield key, Path(folder) / name
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove a folder and its parents, as far as they are empty. The store's own folder stays."""
+        """Remove a folder if it is empty, then its parent if that is empty, and so on. The store's own folder stays."""
         with contextlib.suppress(OSError):
             while folder != self.folder:
                 folder.rmdir()
@@ -166,8 +166,8 @@ class LocalStore:
 
     @contextmanager
     def _naming(self, key: str) -> Iterator[None]:
-        """Raise an error of the operating system as a StorageError that names the key; Missing if there is no such
-        file."""
+        """Convert an error of the operating system into a StorageError that names the key, or into Missing if there is
+        no such file."""
         try:
             yield
         except StorageError:
@@ -178,7 +178,8 @@ class LocalStore:
             raise StorageError(f"{self.url}/{key}: {error.strerror or error}") from error
 
     def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[tuple[str, os.stat_result | None]]:
-        """Yield the key of everything that is no folder, with its status; None for a link that leads nowhere."""
+        """Yield the key and the status of everything below a folder that is not a folder itself, if the key starts with
+        `prefix` and sorts after `after`. The status of a link that leads nowhere is None."""
         if folder < after and not after.startswith(folder):
             return  # everything inside sorts before `after`
         for entry in self._scan(folder):
@@ -190,7 +191,7 @@ class LocalStore:
                 yield key, found
 
     def _holds(self, folder: Path) -> bool:
-        """Return True if there is an object in a folder or below it. The search ends at the first object."""
+        """True if there is an object in a folder or below it. The search ends at the first object."""
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 found = about(entry) if not entry.name.startswith(".") else None
@@ -207,13 +208,14 @@ class LocalStore:
 
 
 def _refuse_irregular(path: Path) -> None:
-    """Raise StorageError if something lies at a path that is no regular file; the error names what it is."""
+    """Raise StorageError if something that is not a regular file lies at a path. The error says what it is."""
     if kind := irregular_kind(path):
         raise StorageError(f"{path} is {kind}, but an object must be a regular file: move it away")
 
 
 def _instead(path: Path) -> str:
-    """Say what lies at a path in place of an object; empty if nothing does, or a folder."""
+    """Return the end of an error message, which says what lies at a path instead of an object. Return an empty string
+    if nothing lies there, or a folder."""
     kind = irregular_kind(path)
     return f": {kind} of that name is not an object" if kind not in ("", "a folder") else ""
 

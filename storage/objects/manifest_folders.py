@@ -1,16 +1,16 @@
 """Stores and fetches manifest folders: folders of large files, all of which come into existence at the same moment.
 
 The files are stored first. MANIFEST.json follows, create-only, with the size and sha256 of each file. A folder without
-a manifest does not exist. A file that is not what the manifest promises is refused, and the error names the file.
+a manifest does not exist. A file that does not match the manifest is refused, and the error names the file.
 
 A folder may be stored as the *difference* from another folder of its kind, its *base*, which is stored whole. If both
 folders have a file of the same name and size, only the difference of the two files is stored
 (storage/objects/deltas.py). The manifest always gives the size and sha256 of the full files. For a folder that is
 stored as a difference it also lists the differences that are stored instead.
 
-Files that an interrupted write left behind look like files that a superseded trainer is still writing. So a process
-that sweeps them up looks for a manifest again afterwards, and a process that has stored a manifest looks for its files
-again. Whichever of the two comes first, one of them sees what the other did and removes the rest.
+Files that an interrupted write has left look like files that a superseded trainer is still writing. So a process that
+removes such files looks for a manifest again afterwards, and a process that has stored a manifest looks for its files
+again. Whichever of the two comes first, the other one sees what it did and removes the rest.
 """
 
 import hashlib
@@ -49,11 +49,12 @@ def publish(
     """Store the files of a local folder, then the manifest, which also carries `extra`. Return the manifest.
 
     Hidden files and an old manifest are left out. If exactly these files are stored already, nothing is stored. Raise
-    AlreadyExists if other files are stored, and Superseded if the files, or the base, were removed meanwhile.
+    AlreadyExists if other files are stored. Raise Superseded if another process removes the files, or the base, during
+    the call.
 
-    `hand_over` puts the files into this machine's cache, so that no process here has to fetch them. No file of the
-    local folder may change afterwards. `base` is the name of a stored folder and the path of its files. The difference
-    from the base is stored if that takes less than half of the bytes."""
+    `hand_over` puts the files into this machine's cache, so that processes on this machine need not fetch them. No file
+    of the local folder may change afterwards. `base` is the name of a stored folder and the path of its files. The
+    difference from the base is stored if that takes less than half of the bytes."""
     files = _describe(folder)
     if not files:
         raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
@@ -95,7 +96,8 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
 
 
 def _check_name(store: Store, prefix: str, name: str) -> None:
-    """Raise Damaged unless a manifest names a file inside its folder: the name decides where `fetch` writes."""
+    """Raise Damaged if a name in a manifest is not the name of a file inside the folder. The name decides where `fetch`
+    writes."""
     try:
         check_key(prefix + name)
     except StorageError as error:
@@ -103,7 +105,8 @@ def _check_name(store: Store, prefix: str, name: str) -> None:
 
 
 def stored_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return name, size and sha256 of each stored object: a file, or the difference that is stored instead of it."""
+    """Return name, size and sha256 of each stored object: a file, or the difference that is stored instead of the
+    file."""
     instead = {it["of"]: it for it in manifest["difference"]["files"]} if "difference" in manifest else {}
     return [instead.get(file["name"], file) for file in manifest["files"]]
 
@@ -129,7 +132,7 @@ def survey(store: Store, prefix: str) -> Found:
 
 def check_sizes(store: Store, prefix: str) -> None:
     """Raise Missing if the folder does not exist, and Damaged if a file is missing or has another size than its
-    manifest says. No weights are read."""
+    manifest says. No file is read."""
     sizes = {entry.key: entry.size for entry in store.list(prefix)}
     for file in stored_files(_existing(store, prefix)):
         key = prefix + file["name"]
@@ -143,16 +146,17 @@ def complete(store: Store, prefix: str) -> list[Version]:
 
 
 def fetch(store: Store, prefix: str, into: Path) -> Path:
-    """Copy a folder to this machine and verify the copy. Raise Missing if the folder does not exist, or is removed
-    meanwhile. Raise Damaged, naming the file, if a file is not what the manifest promises."""
+    """Copy the files of a folder into the local folder `into`, verify the copy, and return `into`. Raise Missing if the
+    folder does not exist, or is removed during the copying. Raise Damaged, naming the file, if a file does not match
+    the manifest."""
     manifest = _existing(store, prefix)
     return _fetch(store, prefix, manifest, _base(store, prefix, manifest), into)
 
 
 def local_copy(store: Store, prefix: str, *, keep: int = _COPIES) -> Path:
     """Return the path of a verified folder on this machine's disk. If a local store has the folder whole, this is the
-    stored folder itself, otherwise a copy in the cache. The cache keeps the `keep` copies of each kind that were used
-    last, and those that processes still use."""
+    stored folder itself, otherwise a copy in the cache. Of each kind, the cache keeps the `keep` copies that were used
+    last, and copies that processes still use."""
     return _local_copy(store, prefix, _existing(store, prefix), keep)
 
 
@@ -187,18 +191,19 @@ def remove(store: Store, prefix: str) -> None:
 
 
 def left_behind(store: Store, prefix: str, found: Found) -> list[Version]:
-    """Return the folders that may be swept up: those without a manifest that are older than the newest complete one.
-    Folders of which there are only unfinished uploads count too."""
+    """Return the folders that `sweep` may remove: those without a manifest that are older than the newest complete
+    folder. Folders of which there are only unfinished uploads count too."""
     begun = {place[0] for key in store.unfinished(prefix) if (place := layout.parse_folder(key))}
     older = {it for it in {*begun, *found.unfinished} if found.complete and it.order < found.complete[-1].order}
     return sorted(older - {*found.complete}, key=lambda it: it.order)
 
 
 def sweep(store: Store, prefix: str) -> bool:
-    """Remove a folder that has no manifest. A folder that has one by now stays. Return False if a manifest appeared
-    while files were removed: then the caller still has to remove the folder."""
+    """Remove the files of a folder that has no manifest. If the folder has a manifest after all, leave it and return
+    True. Return False only if a manifest appeared while files were removed; the caller must then remove the folder.
+    Otherwise return True."""
     stored = [entry.key for entry in store.list(prefix)]
-    if prefix + layout.MANIFEST in stored or store.exists(prefix + layout.MANIFEST):  # the listing may be older
+    if prefix + layout.MANIFEST in stored or store.exists(prefix + layout.MANIFEST):  # it may be newer than `stored`
         return True  # another process was still writing the folder, and has completed it
     for key in stored:
         store.delete(key)
@@ -213,7 +218,7 @@ def _look_again(store: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
     if base := _base_prefix(prefix, manifest):
         needed.append(base + layout.MANIFEST)
     unlisted = [key for key in needed if key not in stored]
-    if not all(store.exists(key) for key in unlisted):  # the listing may be older than they are
+    if not all(store.exists(key) for key in unlisted):  # an object may be newer than the listing
         remove(store, prefix)
         raise Superseded(f"{store.url}/{prefix} was removed while it was written: a later attempt has taken over")
 
@@ -229,15 +234,15 @@ def _describe(folder: Path) -> list[dict[str, Any]]:
 
 
 def _digest(files: Sequence[Mapping[str, Any]]) -> str:
-    """Return the sha256 of a whole folder, which covers the digests and names of its files."""
+    """Return the sha256 of a whole folder, computed from the sha256 and the name of each file."""
     return hashlib.sha256("".join(f"{f['sha256']} {f['name']}\n" for f in files).encode()).hexdigest()
 
 
 def _difference(
     files: Sequence[Mapping[str, Any]], folder: Path, name: str, base: Path, scratch: Path
 ) -> dict[str, Any]:
-    """Write the differences from a base into `scratch`, and return what the manifest says about them. Return an empty
-    dict if the folder should be stored whole, because the differences would not halve its size."""
+    """Write the differences from a base into `scratch`, and return the entry of the manifest that describes them.
+    Return an empty dict if the folder should be stored whole, because the differences would not halve its size."""
     for file in files:
         theirs, ours = base / file["name"], scratch / f"{file['name']}{deltas.SUFFIX}"
         if theirs.is_file() and theirs.stat().st_size == file["bytes"]:
@@ -312,8 +317,9 @@ def _fetch_file(store: Store, prefix: str, file: Mapping[str, Any], into: Path) 
 
 
 def _hand_over(prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Put the files of a folder into the cache before anybody can ask for the folder. A process that finds them there
-    verifies them like fetched files. If the cache cannot take them at once, the folder will be fetched as usual."""
+    """Put the files of a folder into the cache before another process can ask for the folder. A process that finds them
+    there verifies them like fetched files. If the cache cannot take them at once, log a warning; processes then fetch
+    the folder."""
 
     def link(copy: Path) -> None:
         for file in manifest["files"]:

@@ -1,4 +1,4 @@
-"""Opens the store at a URL, and probes whether a store keeps the promises that a run depends on."""
+"""Opens the store at a URL, and checks that a store keeps the promises that a run depends on."""
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +11,14 @@ from tba.errors import AlreadyExists, ConfigError, Conflict, UnsafeStore
 STORES = {
     "s3": "storage.objects.s3.store:S3Store",
 }
-"""The class of the store for each scheme of a URL. It is imported when the first such store is opened."""
+"""Module and class of the store for each scheme of a URL. The module is imported when the first store of that scheme is
+opened."""
 
 
 def open_store(url: str, *, deadline: float = 60.0) -> Store:
-    """Return the store at a path, a `file://` URL or an `s3://bucket/prefix` URL. `deadline` bounds the seconds of one
-    request, including retries. Keys, region and endpoint of S3 come from the usual AWS_* environment."""
+    """Return the store at a path, a `file://` URL or an `s3://bucket/prefix` URL. `deadline` is the most seconds that
+    one request to S3 takes, including retries; a local store has no deadline. Keys, region and endpoint of S3 come from
+    the usual AWS_* environment variables."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return LocalStore(url)
@@ -30,8 +32,9 @@ def open_store(url: str, *, deadline: float = 60.0) -> Store:
 
 
 def probe(store: Store, *, racers: int = 4) -> None:
-    """Check that `create` and `replace` of a store are conditional. Raise UnsafeStore, naming the store, if they are
-    not."""
+    """Check that `create` and `replace` of a store are conditional: `create` must refuse a name that is taken, and
+    `replace` an outdated tag. `racers` threads create the same object at the same time. Raise UnsafeStore, naming the
+    store, if a check fails."""
     key = f"control/probe/{secrets.token_hex(8)}"
     try:
         _probe_create(store, key, racers)

@@ -1,4 +1,4 @@
-"""Encodes and decodes Parquet objects. They are written with checksums, and read whole or not at all."""
+"""Encodes and decodes Parquet objects. They are written with checksums, and a damaged object gives no table."""
 
 from collections.abc import Collection
 
@@ -16,8 +16,9 @@ def encode(table: pa.Table) -> bytes:
 
 
 def decode(data: bytes, name: str, schema: pa.Schema | None = None, *, later: Collection[str] = ()) -> pa.Table:
-    """Return the table in `data`. If a schema is given, return only the columns of the schema; a missing column is null
-    if its name is in `later`. Raise Damaged, naming the object, if `data` holds no such table."""
+    """Return the table in `data`. If a schema is given, return only the columns of the schema. `later` names columns
+    that older objects lack; if such a column is missing, it is filled with nulls. Raise Damaged, naming the object, if
+    `data` is not a readable Parquet file with these columns."""
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         table = file.read(use_threads=False)
@@ -37,7 +38,8 @@ def decode(data: bytes, name: str, schema: pa.Schema | None = None, *, later: Co
 
 
 def _differing(found: pa.Schema, wanted: pa.Schema) -> str:
-    """Say what is wrong with the first column that is not as wanted; empty if all columns are."""
+    """Return what is wrong with the first column that differs from the schema `wanted`; an empty string if none
+    does."""
     for field in wanted:
         places = found.get_all_field_indices(field.name)
         if len(places) != 1:

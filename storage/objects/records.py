@@ -20,7 +20,7 @@ from tba.errors import Damaged, Missing, first_line
 T = TypeVar("T")
 
 DIGEST = "digest"
-"""The field of a record that holds the sha256 of the bytes before it."""
+"""Name of the last field of a record: the sha256 of all bytes before this field."""
 
 _BEFORE_DIGEST = f',\n "{DIGEST}": '.encode()
 _ONLY_DIGEST = f'\n "{DIGEST}": '.encode()  # in a record without other fields
@@ -76,8 +76,8 @@ def _digest_of(data: bytes) -> str:
 
 
 def known(kind: type[T], record: Mapping[str, Any], **others: Any) -> T:
-    """Return a dataclass that is filled from a record and from `others`. Fields that the dataclass does not have are
-    left out: a later version may have added them to records. Raise TypeError if a value of the record is not of the
+    """Return a dataclass that is filled from a record and from `others`. Fields of the record that the dataclass does
+    not have are ignored: a later version may have added them. Raise TypeError if a value of the record is not of the
     plain type of its field."""
     types = {field.name: field.type for field in fields(kind)}  # pyright: ignore[reportArgumentType]
     said = {name: value for name, value in record.items() if name in types and name not in others}
@@ -87,8 +87,8 @@ def known(kind: type[T], record: Mapping[str, Any], **others: Any) -> T:
 
 
 def check_kind(name: str, value: Any, kind: Any) -> None:
-    """Raise TypeError, naming the field, if `kind` is a plain type and the value is not of it. Other kinds are not
-    checked."""
+    """Raise TypeError, naming the field, if `kind` is a plain type and the value is of another type. If `kind` is not a
+    plain type, check nothing."""
     if kind in _PLAIN and type(value) not in _PLAIN[kind]:
         raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
 
@@ -102,8 +102,8 @@ def integers(record: Mapping[str, Any], *names: str) -> list[int]:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Raise Damaged, which names the record, if the block fails because the record lacks a field or has a value of
-    another kind. The block is the code that uses the record's values."""
+    """In the `with` block, use the values of the record `name`. If a field is missing, or has a wrong type or value,
+    raise Damaged, naming the record."""
     try:
         yield
     except KeyError as error:
@@ -117,7 +117,8 @@ def read(store: Store, key: str, *fields: str) -> dict[str, Any]:
 
 
 def sha256_of(store: Store, key: str) -> str | None:
-    """Return the sha256 of an object, which the record after it will hold; None if there is no such object."""
+    """Return the sha256 of an object; None if there is no such object. The next record of a series holds the sha256 of
+    the record before it."""
     try:
         return sha256(store.read(key)).hexdigest()
     except Missing:
@@ -125,8 +126,8 @@ def sha256_of(store: Store, key: str) -> str | None:
 
 
 def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[], bytes]]]:
-    """Read several objects at the same time. Return each key with a function that returns the object's bytes, or raises
-    Missing if there is no such object. So one missing object does not prevent reading the others."""
+    """Read several objects at the same time. Return, for each key, the key and a function that returns the object's
+    bytes, or raises Missing if there is no such object. So a missing object does not prevent reading the others."""
     try:
         found = store.read_many(keys)
     except Missing:
@@ -135,8 +136,8 @@ def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[],
 
 
 def read_all(store: Store, prefix: str, *fields: str) -> Iterator[dict[str, Any]]:
-    """Yield every record under a folder, in the order of their keys. Objects with names that no run uses are passed
-    over."""
+    """Yield the records under a folder, in the order of their keys. Objects with names that no run uses are skipped.
+    Raise Damaged if a record is damaged."""
     keys = [entry.key for entry in store.list(prefix) if layout.is_part(entry.key)]
     for key, data in zip(keys, store.read_many(keys), strict=True):
         yield decode(data, f"{store.url}/{key}", *fields)

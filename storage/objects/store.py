@@ -1,7 +1,8 @@
 """The interface of a store: objects under one URL, which is a local folder or an S3 prefix.
 
-All objects but leases and the control state are create-only: an object exists when its name exists, and is then
-complete. `create` and `replace` keep this promise, and the rest of storage is built on it.
+Objects are create-only: an object exists when its name exists, and is then complete and never changes. Exceptions are
+leases and the control state, which are replaced, and the files of manifest folders, which do not count before their
+manifest exists. `create` and `replace` keep this promise, and the rest of storage is built on it.
 """
 
 import re
@@ -18,13 +19,13 @@ class Entry(NamedTuple):
 
 
 class Store(Protocol):
-    """Keys are relative, `/`-separated, and validated: no `..`, no empty part, no leading slash."""
+    """Objects by key. Keys are relative, `/`-separated, and validated: no `..`, no empty part, no leading slash."""
 
     url: str
 
     def create(self, key: str, data: bytes) -> None:
-        """Store a new object, whole or not at all. Raise AlreadyExists if the name is taken. If many processes create
-        the same name at once, exactly one succeeds. The object is durable when this method returns."""
+        """Store a new object completely or not at all. Raise AlreadyExists if the name is taken. If many processes
+        create the same name at once, exactly one succeeds. The object is durable when this method returns."""
         ...
 
     def read(self, key: str) -> bytes:
@@ -37,28 +38,30 @@ class Store(Protocol):
         ...
 
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
-        """Return the bytes of several objects, in the order of `keys`. They are read concurrently where that is
-        faster."""
+        """Return the bytes of several objects, in the order of `keys`. Raise Missing if one of them does not exist.
+        Objects are read concurrently where that is faster."""
         ...
 
     def exists(self, key: str) -> bool: ...
 
     def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
-        """Return every object whose key starts with `prefix` and sorts after `after`, sorted by key. The prefix of a
-        folder ends with `/`. Unfinished writes are never listed. The list is empty if there are no such objects."""
+        """Return the objects whose keys start with `prefix` and sort after `after`, sorted by key. The prefix of a
+        folder ends with `/`. Unfinished writes are never listed. The listing of a remote store may lack objects that
+        were created just before."""
         ...
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders directly under a folder, without listing their contents."""
+        """Return the names of the folders directly under a folder."""
         ...
 
     def upload(self, path: Path, key: str) -> None:
-        """Store a large file as an object of a folder that is named after an attempt. The folder exists only once its
+        """Store a file, which may be large, as one of the files of a manifest folder. The folder exists only once its
         manifest does. The upload may be multipart. An object of the same key is overwritten."""
         ...
 
     def download(self, key: str, path: Path) -> None:
-        """Copy an object to a file, and make the folders of the file. A file that could not be completed is removed."""
+        """Copy an object to a file, and make the folders of the file. If the copy fails, the partial file is
+        removed."""
         ...
 
     def delete(self, key: str) -> None:
@@ -75,29 +78,29 @@ class Store(Protocol):
         ...
 
     def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
-        """Free the space of those unfinished writes under a folder that have made no progress for so many seconds.
-        Return their keys. A write whose process is known to be alive is left alone."""
+        """Free the space of unfinished writes under a folder that have made no progress for `seconds`. Return their
+        keys. A write whose process is known to be alive is left alone."""
         ...
 
     def irregular(self, prefix: str = "") -> Sequence[str]:
-        """Return the keys under a folder at which something lies that is no object: a named pipe, a device, a socket
-        or a broken link. Only a store on a disk can have such keys."""
+        """Return the keys under a folder at which something lies that is not an object: a named pipe, a device, a
+        socket or a broken link. Only a store on a disk can have such keys."""
         ...
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """Return the bytes of a replaceable object and the tag that `replace` needs; None if there is no such
-        object."""
+        """Return the bytes of an object and the tag that `replace` needs; None if there is no such object."""
         ...
 
     def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
-        """Replace an object if it still has `tag` (compare-and-swap). If `tag` is None, create the object if there is
-        none. Return the new tag. Raise Conflict if another writer was first. A conflict can also mean that this write
-        succeeded, its answer was lost, and another writer has replaced the object since. So a caller that gets a
-        Conflict reads the object again."""
+        """Replace an object if it still has `tag` (compare-and-swap), and return the new tag. If `tag` is None, create
+        the object, provided that there is none. Raise Conflict if another writer was first. A conflict can also mean
+        that this write succeeded, its answer was lost, and another writer has replaced the object afterwards. So a
+        caller that gets a Conflict reads the object again."""
         ...
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of an object on this machine's disk for a local store; None for a remote store."""
+        """Return the path of a key on this machine's disk for a local store; None for a remote store. Nothing need lie
+        there."""
         ...
 
 
@@ -115,7 +118,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if it can be the start of a key: whole parts, then perhaps the beginning of a part. Raise
+    """Return the prefix if it can be the start of a key: complete parts, then perhaps the beginning of a part. Raise
     StorageError if it cannot."""
     if prefix:
         check_key(prefix + "_" if prefix.endswith("/") else prefix)

@@ -1,5 +1,5 @@
-"""Reads JSON that people write by hand. A key that is given twice is refused; the standard reader would keep the last
-value without a word."""
+"""Reads JSON that people write by hand. A key that is given twice is refused, because the standard reader would
+silently keep only the last value."""
 
 import json
 from collections.abc import Sequence

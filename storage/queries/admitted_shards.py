@@ -1,7 +1,8 @@
 """Reads what sync records admit, and finds out whether each admitted shard is stored and unchanged.
 
 A shard is an object of its own or lies in a compaction. Both kinds of objects are compared with the record that
-describes them. So no query can join draws to responses that were never drawn.
+describes them. A shard that is found to differ from its sync record is left out. Otherwise a query could join a draw to
+a response that was not the one drawn.
 """
 
 from collections import Counter
@@ -32,20 +33,20 @@ from storage.runs.retention import given_up
 from tba.errors import Damaged, first_line
 
 Name = tuple[str, str]
-"""A shard's key and sha256."""
+"""The key and the sha256 of a shard."""
 
 
 @dataclass(frozen=True)
 class Admissions:
-    records: list[SyncRecord]  # in order, without those that are damaged or missing
-    shards: list[Row]  # rows of the view `shards`; a shard in a compaction has a `place` besides its columns
-    lacks_objects: bool  # True if records or admitted shards were not found anywhere
+    records: list[SyncRecord]  # in order, without damaged ones
+    shards: list[Row]  # rows of the view `shards`; the row of a compacted shard also has its `place`
+    lacks_objects: bool  # True if sync records or admitted shards were not found anywhere
     has_moved: bool  # True if a listed object was gone when it was read, e.g. after a compaction: look again
 
 
 def read(snapshot: Snapshot, damage: DamageLog, verified: RememberedReads) -> Admissions:
-    """Read the sync records, and compare every shard with the record that admits it. Damage is noted in `damage`;
-    damaged records are left out."""
+    """Read the sync records, and find the state of each shard: compare admitted shards with their records, and read the
+    others. Return both. Problems are added to `damage`; damaged sync records are left out."""
     recorded = sync_records(snapshot, damage)
     compactions, all_read = read_compactions(snapshot, damage)
     admitted = {shard.key: (record, shard) for record in recorded for shard in record.shards}
@@ -81,7 +82,8 @@ def read(snapshot: Snapshot, damage: DamageLog, verified: RememberedReads) -> Ad
 
 
 def sync_records(snapshot: Snapshot, damage: DamageLog) -> list[SyncRecord]:
-    """Return the sync records in order. Note records that are damaged, missing, or contradicted by the next record."""
+    """Return the sync records in order. Add to `damage` the records that are damaged, missing, or contradicted by the
+    next record; they are left out."""
     found: dict[int, SyncRecord] = {}
     digests: dict[int, str] = {}
     for key, data in snapshot.read_all(layout.SYNCS, damage):
@@ -92,7 +94,7 @@ def sync_records(snapshot: Snapshot, damage: DamageLog) -> list[SyncRecord]:
             tables.fitting([tables.sync_row(record)], tables.SYNCS)
             tables.fitting([*map(vars, record.shards), *map(vars, record.refused)], tables.SHARDS)
             found[record.sync], digests[record.sync] = record, sha256(data).hexdigest()
-    for number in range(_newest_sync(snapshot)):
+    for number in range(_expected_records(snapshot)):
         if layout.sync(number) not in snapshot.files:
             damage.add(layout.sync(number), f"{IS_MISSING}, though later syncs are there")
     for number in sorted(found, reverse=True):
@@ -104,8 +106,8 @@ def sync_records(snapshot: Snapshot, damage: DamageLog) -> list[SyncRecord]:
     return [found[number] for number in sorted(found)]
 
 
-def _newest_sync(snapshot: Snapshot) -> int:
-    """Return the number of syncs that must have a record: one more than the newest sync that has a record, an object of
+def _expected_records(snapshot: Snapshot) -> int:
+    """Return the number of sync records that must exist: one more than the newest sync that has a record, an object of
     the ledger, or a checkpoint. The record of a sync is written before its ledger, and the ledger before its
     checkpoint."""
     numbers = [sync + 1 for key in snapshot.keys(layout.SYNCS) if (sync := layout.parse_sync(key)) is not None]
@@ -116,9 +118,9 @@ def _newest_sync(snapshot: Snapshot) -> int:
 
 
 def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mapping[int, str]) -> int | None:
-    """Compare a record with the hash that the next record holds of it. Return None if they fit, else the number of the
-    record that is wrong. If a third record holds the right hash of the second, the first is wrong; otherwise the second
-    is."""
+    """Compare record `number` with the sha256 that the next record holds of it. Return None if they fit, else the
+    number of the record that is wrong. If the record after next holds the right sha256 of the next one, record `number`
+    is wrong; otherwise the next one is."""
     after, last = found.get(number + 1), found.get(number + 2)
     if after is None or after.previous_sha256 == digests[number]:
         return None
@@ -126,8 +128,8 @@ def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mappin
 
 
 def read_compactions(snapshot: Snapshot, damage: DamageLog) -> tuple[list[Compaction], bool]:
-    """Return the compactions, and True if every listed record could be found. If a record was removed since the
-    listing, the shards of its compaction lie in another compaction by now."""
+    """Return the compactions whose records can be read, and whether all listed records could be found. If a record was
+    removed after the listing, another compaction now holds its shards."""
     keys = [key for key in snapshot.keys(layout.COMPACTIONS) if is_record(key)]
     data = dict(snapshot.read_all(layout.COMPACTIONS, damage, only=is_record))
     found: list[Compaction] = []
@@ -143,7 +145,8 @@ def read_compactions(snapshot: Snapshot, damage: DamageLog) -> tuple[list[Compac
 def _verified(
     snapshot: Snapshot, compactions: Sequence[Compaction], own: Sequence[Shard], verified: RememberedReads
 ) -> tuple[frozenset[str], dict[str, str]]:
-    """Return the keys of the objects that match their records, and what is wrong with each of the others."""
+    """Compare the objects of compactions and shards with their records. Return the keys of the objects that match, and
+    by key what is wrong with each of the others."""
     expectations = {it.object: Digest(it.bytes, it.sha256) for it in compactions}
     expectations |= {shard.key: Digest(shard.bytes, shard.sha256) for shard in own}
     good, damaged = verify(snapshot, expectations, verified)
@@ -152,7 +155,7 @@ def _verified(
 
 @dataclass(frozen=True)
 class _ShardObjects:
-    """The objects that hold admitted shards: which of them are good, and what is wrong with the others."""
+    """The objects that hold admitted shards: which of them match their records, and what is wrong with the others."""
 
     snapshot: Snapshot
     good: frozenset[str]
@@ -162,7 +165,7 @@ class _ShardObjects:
     damage: DamageLog
 
     def described(self, record: SyncRecord, shard: Shard) -> Row:
-        """Return the columns that the record which admits a shard fills in."""
+        """Return the columns of a shard's row that follow from the sync record which admits the shard."""
         searcher, seq = layout.parse_shard(shard.key) or (None, None)
         said = {"rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256}
         return {"key": shard.key, "searcher": searcher, "seq": seq, **said, "sync": record.sync, "step": record.step}
@@ -181,7 +184,8 @@ class _ShardObjects:
         return {**row, "state": "missing"} if problem == IS_MISSING else {**row, "state": "damaged", "reason": problem}
 
     def replayed(self, spoken_of: set[str]) -> list[Row]:
-        """Return the rows of shards that lie in compactions and wait for a record of a fork that replays."""
+        """Return the rows of shards that lie in compactions and that no sync record admits yet. There are such shards
+        only in a replay; for any other run, return an empty list."""
         inherits = self.snapshot.run.inherits
         if not inherits or not inherits.replays:
             return []
@@ -200,7 +204,7 @@ class _ShardObjects:
         return {"state": state, "reason": f"lies in {place.compaction.object}, which {problem}"}
 
     def note_compactions(self, rows: Iterable[Row]) -> None:
-        """Note each damaged compaction that holds shards which no other object holds."""
+        """Add to the damage each damaged or missing compaction that holds shards which no other object holds."""
         names = [(row["key"], row.get("sha256", "")) for row in rows if row["state"] in ("missing", "damaged")]
         held = Counter(self.lost[name].compaction.object for name in names if name in self.lost)
         for key, shards in held.items():
@@ -208,7 +212,7 @@ class _ShardObjects:
 
 
 def _refused(recorded: Sequence[SyncRecord], admitted: Mapping[str, Any]) -> list[Row]:
-    """Return a row for each refused object, also for those that are not named like a shard."""
+    """Return a row for each refused object, including objects whose names are not those of shards."""
     refused = {refusal.key: refusal.reason for record in recorded for refusal in record.refused}
     rows: list[Row] = []
     for key, reason in refused.items():
@@ -219,8 +223,8 @@ def _refused(recorded: Sequence[SyncRecord], admitted: Mapping[str, Any]) -> lis
 
 
 def _inherited(snapshot: Snapshot, compactions: Iterable[Compaction]) -> set[Name]:
-    """Return the shards that the parent of a fork which replays has compacted, whether or not a record of the fork
-    admits them yet. Empty for any other run."""
+    """Return the shards that the parent of a replay has compacted, whether or not a sync record of the replay admits
+    them yet. For any other run, return an empty set."""
     inherits = snapshot.run.inherits
     if not inherits or not inherits.replays:
         return set()
@@ -232,9 +236,9 @@ def _inherited(snapshot: Snapshot, compactions: Iterable[Compaction]) -> set[Nam
 
 
 def _waiting(snapshot: Snapshot, keys: Sequence[str], damage: DamageLog, verified: RememberedReads) -> list[Row]:
-    """Return the rows of shards that no record names: the next record will admit or refuse them. Queries leave out
-    shards that cannot be read. If a sync record is damaged or missing, it may have admitted some of these shards, so
-    their `reason` names that record."""
+    """Return the rows of shards that no sync record names: the next record will admit or refuse them. Shards that
+    cannot be read get the state `unreadable`, and queries leave them out. If a sync record is damaged or missing, it
+    may have admitted some of these shards, so their `reason` names that record."""
     said = read_whole(snapshot, keys, "rows", _read_rows, verified)
     lost = next((it.key for it in damage.found() if it.key.startswith(layout.SYNCS)), None)
     unsure: Row = {"reason": f"{lost} is damaged or missing, and may have admitted it"} if lost else {}

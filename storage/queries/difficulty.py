@@ -26,7 +26,7 @@ Name = tuple[str, str]  # prompt_id and text
 
 @dataclass(frozen=True)
 class Known:
-    """The prompts of an earlier run, and those of them for which the condition holds."""
+    """The training prompts of an earlier run, and those of them for which the condition holds."""
 
     url: str
     where: str
@@ -34,8 +34,8 @@ class Known:
     chosen: frozenset[Name] = field(repr=False)
 
     def choose(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return the prompts for which the condition holds, in their order. A prompt that the earlier run does not have
-        is never chosen."""
+        """Return, in their order, the prompts for which the condition holds. A prompt that the earlier run does not
+        have is never chosen."""
         return [prompt for prompt in prompts if _name(prompt) in self.chosen]
 
     def unknown(self, prompts: Sequence[Prompt]) -> int:
@@ -51,9 +51,9 @@ class Known:
 
 
 def ask(name: str, where: str, *, needed: int, progress: Progress | None = None) -> Known:
-    """Ask the run at a name, path or URL for which prompts the condition `where` holds. Raise ConfigError, which names
-    the setting at fault, if the run or the condition cannot be used, or if the condition holds for fewer prompts than
-    `needed`."""
+    """Read an earlier run, given by name, path or URL. Return its prompts, and those for which the condition `where`
+    holds. Raise ConfigError, which names the setting at fault, if the run or the condition cannot be used, or if the
+    condition holds for fewer prompts than `needed`."""
     with _naming("search.prompts_from"):
         run = Run.open(resolve(name))
         con = connect(run, progress=progress)
@@ -81,8 +81,8 @@ def _name(prompt: Prompt) -> Name:
 
 @contextmanager
 def _naming(setting: str) -> Iterator[None]:
-    """Raise errors of the block as a ConfigError that names the setting at fault. A store that cannot be reached for
-    the moment is not the fault of a setting and stays a StorageError."""
+    """Convert errors of the block into a ConfigError that names the setting at fault. If the store cannot be reached,
+    that is not the fault of a setting: the error stays a StorageError."""
     try:
         yield
     except (ConfigError, Missing, Damaged) as error:

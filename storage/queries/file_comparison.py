@@ -1,4 +1,4 @@
-"""Compare local files with the size and the sha256 in their records."""
+"""Compares local files with the size and the sha256 in their records."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,10 @@ from storage.queries.mirror import Snapshot
 def verify(
     snapshot: Snapshot, expectations: Mapping[str, Digest], verified: RememberedReads
 ) -> tuple[frozenset[str], list[Damage]]:
-    """Return the keys of the objects that match their records, and the damage of the others. `expectations` are
-    ordered from oldest to newest. The name of a copy of a remote object has its sha256. Other files are read once,
-    newest first. Files beyond the limit of `verified` are compared by size alone."""
+    """Return the keys of the objects that match their records, and the damage of the others. `expectations` are ordered
+    from oldest to newest. A copy of a remote object has the start of its sha256 in its name, which is compared. Other
+    files are read, newest first, unless their sha256 is remembered. Files beyond the limit of `verified` are compared
+    by size alone."""
     problems: dict[str, str] = {}
     for key, expected in expectations.items():
         if problem := _by_size(snapshot, key, expected):
@@ -45,7 +46,7 @@ def read_whole(
     reader: Callable[[Path], dict[str, Any]],
     verified: RememberedReads,
 ) -> dict[str, dict[str, Any]]:
-    """Return, by key, the answer of a reader about each object that has no digest in a record. The `problem` of an
+    """Return, by key, the answer of `reader` about each object for which no record has a digest. The `problem` of an
     answer is empty if the object can be read. `keys` are ordered from oldest to newest. Objects beyond the limit of
     `verified` have no answer."""
     answers = verified.ask(kind, {key: snapshot.files[key] for key in keys}, reader)

@@ -1,5 +1,5 @@
-"""Provides a run's records and shards as files on this machine. Each object of a remote run is copied only once,
-because objects never change."""
+"""Provides a run's records and shards as files on this machine. Objects of a remote run are copied to the cache; each
+is copied once, because objects never change."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from storage.runs.run import Run
 from tba.errors import Missing, StorageError, TBAError
 
 Progress = Callable[[int, int], None]
-"""A callback that gets the number of objects that are done and the number of all objects."""
+"""Called with the number of objects that are done and the number of all objects."""
 
 LISTED = (
     layout.EVALUATIONS,
@@ -34,7 +34,7 @@ LISTED = (
     layout.DRAWS,
     layout.SYNCS,
     layout.TRAJECTORIES,
-    layout.COMPACTIONS,  # a shard that was removed since lies in a compaction
+    layout.COMPACTIONS,  # a shard that is removed after its folder was listed lies in a compaction
     layout.PROMPTS,
     layout.ATTEMPTS,
     layout.RETENTION,
@@ -44,19 +44,19 @@ LISTED = (
 the snapshot of a live run never has a reference to an object that it lacks."""
 
 PAUSES = (0.1, 0.3, 1.0, 2.0)
-"""Seconds to wait before each new attempt at a snapshot, if a listed shard or compaction was gone: most likely the run
-was compacted meanwhile."""
+"""Seconds to wait before each new attempt at a snapshot, if a listed shard or compaction was gone when it was read:
+most likely the run was just compacted."""
 
 _OF_A_RUN = re.compile(r"-[0-9a-f]{16}$")  # the end of the name of every folder with copies of a run
 _SIDE_BY_SIDE = 16  # objects copied at once
-_KEPT = 30 * 24 * 3600.0  # seconds for which the copies of a run stay when nobody asks for it
+_KEPT = 30 * 24 * 3600.0  # seconds for which the copies of a run stay if nobody reads the run
 _ROWS = (layout.TRAJECTORIES, layout.COMPACTIONS)
-_KEPT_ROWS = 3600.0  # seconds for which a copy of rows stays after it was made, though the rows have been compacted
+_KEPT_ROWS = 3600.0  # seconds for which a copy of rows stays after it was made, even if the rows were compacted
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run had stored at one moment: local files by key, without the weights."""
+    """The objects that a run had stored at one moment, as local files by key. Files of weights are not included."""
 
     run: Run
     files: Mapping[str, Path]
@@ -67,7 +67,7 @@ class Snapshot:
 
     def read(self, key: str) -> bytes:
         """Return the bytes of an object. If its local copy was changed, replace the copy from the store first. Raise
-        FileNotFoundError if the object was removed since it was listed."""
+        FileNotFoundError if the object was removed after the snapshot."""
         data = read_regular(self.files[key])
         if self.copied and self.files[key].suffix != _suffix(data):
             data = self.run.store.read(key)
@@ -78,7 +78,7 @@ class Snapshot:
         self, prefix: str, damage: DamageLog, *, only: Callable[[str], bool] = lambda key: True
     ) -> Iterator[tuple[str, bytes]]:
         """Yield the key and the bytes of each object under a prefix, in the order of the listing. Objects that were
-        removed since the listing are left out. Objects that cannot be read are noted in `damage` and left out too."""
+        removed after the listing are left out. Objects that cannot be read are added to `damage` and left out too."""
         for key in filter(only, self.keys(prefix)):
             try:
                 data = self.read(key)
@@ -93,8 +93,8 @@ class Snapshot:
 
 
 def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
-    """Return a snapshot of a run as it is now. Of a remote run, only objects that are new since the last snapshot are
-    copied. An object that was removed after it was listed is left out, if listing the run again does not help."""
+    """Return a snapshot of a run as it is now. Of a remote run, only objects that have no copy yet are copied. If an
+    object is removed after it was listed, list the run again a few times; an object that is still gone is left out."""
     progress = progress or (lambda done, total: None)
     snapshot, whole = _take(run, progress)
     for pause in PAUSES:
@@ -106,8 +106,8 @@ def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
 
 
 def _take(run: Run, progress: Progress) -> tuple[Snapshot, bool]:
-    """Return a snapshot, and True if it has every shard and compaction that was listed: some may have been removed
-    since the listing."""
+    """Return a snapshot, and whether it has all shards and compactions that were listed; some may have been removed
+    after the listing."""
     entries = [entry for prefix in LISTED for entry in run.store.list(prefix) if _wanted(entry.key)]
     if run.store.local_path(layout.RUN) is not None:
         here = {entry.key: run.store.local_path(entry.key) for entry in entries}
@@ -117,14 +117,16 @@ def _take(run: Run, progress: Progress) -> tuple[Snapshot, bool]:
 
 
 def _wanted(key: str) -> bool:
-    """True if an object belongs to a run. In folders that hold weights, only manifests are wanted."""
+    """True if a snapshot includes the object. Of the folders of versions and checkpoints, only the manifests are
+    included."""
     folder = layout.parse_folder(key)
     return layout.is_part(key) and (folder is None or folder[1] == layout.MANIFEST)
 
 
 def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> tuple[dict[str, Path], bool]:
-    """Return the copies by key, and True if every listed shard and compaction is among them. The name of the folder
-    with the copies depends on the content of `run.json`, so a new run under an old name gets a new folder."""
+    """Copy the listed objects that have no copy yet. Return the copies by key, and whether all listed shards and
+    compactions are among them. The name of the folder with the copies depends on the content of `run.json`, so a new
+    run under an old name gets a new folder."""
     identity = sha256(run.url.encode() + b"\0" + run.store.read(layout.RUN)).hexdigest()[:16]
     folder = cache_folder("runs") / f"{run.name}-{identity}"
     _use(folder)
@@ -135,7 +137,7 @@ def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> tuple[dict[
     def copy(entry: Entry) -> None:
         try:
             data = run.store.read(entry.key)
-        except Missing:  # given up since it was listed
+        except Missing:  # removed after it was listed
             copies.pop(entry.key, None)
             return
         copies[entry.key] = folder / f"{entry.key}{_suffix(data)}"
@@ -152,11 +154,12 @@ def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> tuple[dict[
 
 
 def _use(folder: Path) -> None:
-    """Make a folder for copies and note its use. Remove the copies of runs that nobody has asked for in 30 days."""
+    """Make a folder for copies, and update its time of use. Remove the copies of runs that nobody has read for 30
+    days."""
     folder.mkdir(exist_ok=True)
     os.utime(folder)
     for other in filter(lambda it: _OF_A_RUN.search(it.name), folder.parent.iterdir()):
-        with suppress(FileNotFoundError):  # another process forgets it too
+        with suppress(FileNotFoundError):  # another process has just removed it
             if time.time() - other.stat().st_mtime > _KEPT:
                 shutil.rmtree(other, ignore_errors=True)
 
@@ -168,8 +171,8 @@ class _Found(NamedTuple):
 
 
 def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
-    """Return the copies in a folder, by key, and remove the files that killed processes left half written. Names and
-    sizes come from listings alone: there may be a hundred thousand copies."""
+    """Return the copies in a folder by key, and remove unfinished files that killed processes left. Names and sizes
+    come from listings alone, because there may be a hundred thousand copies."""
     found: dict[str, _Found] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -180,7 +183,7 @@ def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
                 found.update(_copies(folder / entry.name, f"{prefix}{entry.name}/"))
             else:
                 key = f"{prefix}{entry.name}".rpartition(".")[0]
-                with suppress(FileNotFoundError):  # another process has just forgotten it
+                with suppress(FileNotFoundError):  # another process has just removed it
                     about = entry.stat()
                     found[key] = _Found(folder / entry.name, about.st_size, about.st_mtime)
     return found
@@ -188,7 +191,7 @@ def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
 
 def _forget(compacted: Sequence[_Found]) -> None:
     """Remove copies of rows that have been compacted into other objects. Copies that were made in the last hour stay,
-    since another process may be about to open them."""
+    because another process may be about to open them."""
     for copy in compacted:
         if time.time() - copy.made > _KEPT_ROWS:
             with suppress(OSError):  # a copy that stays does no harm

@@ -1,7 +1,7 @@
 """Finds out which objects of the ledger and of prompts can be read, and which are missing.
 
-Each object is compared with the record that holds its digest. Older runs have no such records. Their objects are read
-whole once, and the result is remembered.
+Each object is compared with the record that holds its digest. Older runs have no such records: their objects are read
+once, and the result is remembered.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ def ledger_names(snapshot: Snapshot) -> set[Version]:
 
 
 def prompts(snapshot: Snapshot, damage: DamageLog, verified: RememberedReads) -> list[str]:
-    """Return the keys of the prompts that can be read, and note the others as damage."""
+    """Return the keys of the objects of prompts that can be read. Add the others, and missing ones, to `damage`."""
     for prefix, split in ((layout.TRAJECTORIES, "train"), (layout.EVALUATIONS, "test")):
         key = layout.prompts(split)
         if snapshot.keys(prefix) and key not in snapshot.files:
@@ -52,8 +52,8 @@ def draws(
     damage: DamageLog,
     verified: RememberedReads,
 ) -> list[str]:
-    """Return the keys of draws that can be read and belong to the steps that their sync closes. Note missing draws and
-    steps as damage. Also note steps that do not match their record: the table of steps leaves them out."""
+    """Return the keys of draws that can be read. Add draws and steps to `damage` if they are missing or do not match
+    their ledger record. Also add draws of older runs that cannot be read, or that belong to steps of another sync."""
     _note_missing(snapshot, spans, damage)
     keys = [key for key in (*snapshot.keys(layout.STEPS), *snapshot.keys(layout.DRAWS)) if layout.parse_ledger(key)]
     good, undescribed = _described(snapshot, keys, _ledger_digests(snapshot, damage), damage, verified)
@@ -72,8 +72,8 @@ def draws(
 def _described(
     snapshot: Snapshot, keys: Sequence[str], said: Mapping[str, Digest], damage: DamageLog, verified: RememberedReads
 ) -> tuple[list[str], list[str]]:
-    """Return the keys of objects that match their records, and the keys that no record describes. Note the others as
-    damage."""
+    """Return the keys of objects that match their records, and the keys that no record describes. Add the others to
+    `damage`."""
     good, damaged = verify(snapshot, said, verified)
     for it in damaged:
         damage.add(it.key, it.problem)
@@ -102,9 +102,9 @@ def _prompts_digests(snapshot: Snapshot, damage: DamageLog) -> dict[str, Digest]
 
 
 def _note_missing(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> None:
-    """Note gaps in the ledger up to the newest sync that its steps, its records or a checkpoint have reached. Records
-    are listed before steps, so the listing of a live run may lack records of syncs that were written in between.
-    Therefore a record counts as missing only if there is a later record or a checkpoint."""
+    """Add to `damage` the gaps of the ledger up to the newest sync that its steps, its records or a checkpoint have
+    reached. Ledger records are listed before steps, so the listing of a live run may lack records of syncs that were
+    written in between. Therefore a record counts as missing only if there is a later record or a checkpoint."""
     checkpoints = [folder[0] for key in snapshot.keys(layout.CHECKPOINTS) if (folder := layout.parse_folder(key))]
     reached, recorded = (
         _newest(spans, [*checkpoints, *filter(None, map(layout.parse_ledger, snapshot.keys(folder)))])
@@ -149,7 +149,8 @@ def _table(
     later: Collection[str] = (),
     about: Callable[[pa.Table], dict[str, Any]] = lambda table: {},
 ) -> dict[str, Any]:
-    """Say what is wrong with a Parquet file. If nothing is, add what `about` says of its table."""
+    """Read a Parquet file. Return a dict with `problem`: what is wrong with the file, or an empty string. If nothing is
+    wrong, the dict also has what `about` returns for the table."""
     try:
         return {**about(parquet.decode(path.read_bytes(), path.name, schema, later=later)), "problem": ""}
     except Damaged as error:

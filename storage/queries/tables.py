@@ -1,4 +1,5 @@
-"""Makes tables from the small records of a run: one row per shard, sync, step, version, score, event and attempt."""
+"""Makes tables from the small records of a run, such as one row per shard, sync, gradient step, version, score, event
+and attempt."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,12 +86,12 @@ ATTEMPTS = pa.schema(
 VERSION_STEPS = pa.schema({"version": pa.int32(), "attempt": pa.int32(), "step": pa.int32()})
 
 _KEYS = {field.name: field.type for field in STEPS if field.name not in (*METRICS, "abandoned")}
-"""The columns that every stored object of steps has, besides metrics."""
+"""The columns that every stored object of steps has, in addition to metrics."""
 
 
 # --- records as rows ------------------------------------------------------------------------------------------------
-# Each function takes from a record what its view needs. A missing field raises KeyError; `records.reading` turns the
-# error into one that names the record.
+# Each function returns the values of a record that its view needs. A missing field raises KeyError; `records.reading`
+# converts this into an error that names the record.
 
 
 def sync_row(record: SyncRecord) -> Row:
@@ -158,7 +159,8 @@ def attempt_row(record: Record) -> Row:
 
 
 def fitting(rows: Iterable[Row], schema: pa.Schema) -> list[Row]:
-    """Return the rows as a list. Raise an error of pyarrow if a value does not fit the type of its column."""
+    """Return the rows as a list. Raise an error of pyarrow if a value does not fit the type of its column in
+    `schema`."""
     rows = list(rows)
     pa.Table.from_pylist(rows, schema)
     return rows
@@ -171,8 +173,8 @@ def rows_of(
     damage: DamageLog,
     decode: Callable[[str, Record], Iterable[Row]],
 ) -> list[Row]:
-    """Return the rows that `decode` makes of each record under a prefix. A record that gives no rows of this schema is
-    noted as damage and left out."""
+    """Return the rows that `decode` makes of each record under a prefix. If a record cannot be decoded, or its rows do
+    not fit `schema`, add the record to `damage` and leave it out."""
     found: list[Row] = []
     for key, data in snapshot.read_all(prefix, damage):
         with damage.looking_at(key):
@@ -181,14 +183,14 @@ def rows_of(
 
 
 def _named(key: str, own: str, rows: Iterable[Row]) -> Iterable[Row]:
-    """Return the rows of a record. Raise Damaged if its key is not `own`, the key that its content says."""
+    """Return the rows of a record. Raise Damaged if its key is not `own`, the key that follows from its content."""
     if key != own:
         raise Damaged(f"{key} has the content of {own}")
     return rows
 
 
 def _time(text: str) -> datetime:
-    """Return the time of a record in UTC, without a time zone."""
+    """Return the time in a record as a datetime in UTC without a time zone."""
     return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
 
 
@@ -215,7 +217,8 @@ def steps(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Ta
 
 def decode_steps(data: bytes, name: str) -> pa.Table:
     """Return the steps in an object of the ledger, with all metrics that they measured. Raise Damaged if the object
-    holds something else. Unknown columns that are not numeric are left out: a later version may have added them."""
+    holds something else. Unknown columns that are not numeric are left out, because a later version may have added
+    them."""
     table = parquet.decode(data, name)
     names = table.column_names
     if not _KEYS.keys() <= set(names) or len({*map(str.lower, names), "abandoned"}) != len(names) + 1:
@@ -233,7 +236,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def published(snapshot: Snapshot, damage: DamageLog) -> dict[Version, Row]:
-    """Return the row of each version that has a manifest."""
+    """Return the row of each version that has a readable manifest."""
     rows = rows_of(snapshot, layout.VERSIONS, VERSIONS, damage, _version)
     return {Version(row["version"], row["attempt"]): row for row in rows}
 
@@ -257,7 +260,7 @@ def versions(
     steps_of: Mapping[Version, int],
     damage: DamageLog,
 ) -> pa.Table:
-    """Return a table of the versions that are kept and those that a retention record has given up."""
+    """Return a table of the versions that are kept and of those that a retention record has given up."""
     removed = given_up(snapshot.run, damage.looking_at).versions
     rows = [
         {
@@ -283,9 +286,9 @@ def _folder(key: str) -> Version:
 def steps_of_versions(
     snapshot: Snapshot, synced: Sequence[SyncRecord], kept: Mapping[Version, Row], damage: DamageLog
 ) -> dict[Version, int]:
-    """Return the step after which each version was taken, also for versions that were never published. The steps come
-    from sync records and manifests. In a fork that replays, those of the parent's versions come from the parent's
-    records."""
+    """Return, for each version, the gradient step whose weights it has. Versions that were never published are
+    included. The steps come from sync records and manifests. In a replay, the steps of the parent's versions come from
+    the parent's sync records."""
     numbers = (layout.parse_attempt(key) or 0 for key in snapshot.keys(layout.ATTEMPTS))
     newest = max([1, *numbers, *(version.attempt for version in kept)])
     recorded = {0: 0, **{record.sync: record.step for record in synced}}
@@ -350,7 +353,7 @@ def by_name(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def flattened(config: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name of each setting, and its value as JSON."""
+    """Yield the dotted name of each setting in `config`, and its value as JSON."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from flattened(value, f"{prefix}{name}.")
@@ -359,6 +362,6 @@ def flattened(config: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def naive(schema: pa.Schema) -> pa.Schema:
-    """Return a schema whose times have no time zone. All times are UTC, and so is all arithmetic on them."""
+    """Return the schema with times that have no time zone. All times are UTC, and so is all arithmetic on them."""
     fields = [field.with_type(_TIME) if pa.types.is_timestamp(field.type) else field for field in schema]
     return pa.schema(fields)

@@ -1,7 +1,7 @@
 """Shows a run as tables: `connect(run)` returns an in-memory DuckDB connection that can read this run and nothing else.
 
-A connection can be made even if objects are damaged or missing, as long as `run.json` is intact. Objects that do not
-match their record, or that cannot be read, are rows of the view `damage` and are left out of all other views.
+A connection can be made even if objects are damaged or missing, as long as `run.json` is intact. Objects that are found
+not to match their record, or that cannot be read, are rows of the view `damage` and are left out of all other views.
 
 A connection shows what was stored when it was made; connect again to see more. Small records become tables. Parquet
 objects are read when a query asks for them, through handles that the connection holds. So no query needs the file
@@ -57,13 +57,14 @@ _LOCKED = (
 
 @dataclass(frozen=True)
 class Stored:
-    """The tables from which views are made. They show what the run had stored when it was read."""
+    """The tables from which views are made, with what the run had stored when it was read."""
 
     small: Mapping[str, pa.Table]
     large: Mapping[str, ds.Dataset]
 
     def connect(self) -> duckdb.DuckDBPyConnection:
-        """Return a connection to a new database. It shares no settings, logs, tables or variables with any other."""
+        """Return a connection to a new database with the views. It shares no settings, logs, tables or variables with
+        other connections."""
         con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
         con.execute("set TimeZone = 'UTC'")
         con.execute("create schema stored")
@@ -85,15 +86,15 @@ class Stored:
 
 def connect(run: str | Run, *, progress: Progress | None = None, thorough: bool = False) -> duckdb.DuckDBPyConnection:
     """Return a connection with the views of a run. The run is given as a name under the default root, a path or a URL.
-    New objects of a remote run are copied to this machine first, and `progress` is told about it. Local files that have
-    not been verified before are read: the newest 2 GiB of them, or all if `thorough`. Files that are not read are only
-    compared with their records by size."""
+    New objects of a remote run are copied to this machine first; `progress` is called with the number of copied objects
+    and the number of all objects to copy. Local files that have not been verified before are read: the newest 2 GiB of
+    them, or all if `thorough`. Files that are not read are compared with their records by size alone."""
     run = run if isinstance(run, Run) else Run.open(resolve(run))
     return read_stored(run, progress=progress, thorough=thorough).connect()
 
 
 def read_stored(run: Run, *, progress: Progress | None = None, thorough: bool = False) -> Stored:
-    """Read a run once, for any number of connections that all see the same."""
+    """Read a run once. Any number of connections can be made from the result, and all of them see the same data."""
     damage, verified = DamageLog(), RememberedReads(run.url, most=sys.maxsize if thorough else None)
     snapshot, admissions = _look(run, progress, damage, verified)
     attempts = dict(snapshot.read_all(layout.ATTEMPTS, damage))
@@ -107,9 +108,10 @@ def read_stored(run: Run, *, progress: Progress | None = None, thorough: bool = 
 def _look(
     run: Run, progress: Progress | None, damage: DamageLog, verified: RememberedReads
 ) -> tuple[Snapshot, Admissions]:
-    """Take a snapshot of a run and read its records. Do this again after a pause while listed objects are gone, because
-    a live run may be compacted meanwhile; give up after a few pauses. If an object was not listed at all, look once
-    more: while a compaction replaces objects, a listing may show neither the old object nor the new one."""
+    """Take a snapshot of a run and read its sync records and shards. If listed objects are gone, because a live run may
+    just be compacted, pause and do this again; after a few pauses, accept the result. If an object was not listed at
+    all, repeat this once: while a compaction replaces objects, a listing may show neither the old object nor the new
+    one."""
     pauses = list(mirror.PAUSES)
     while True:
         noted = DamageLog()
@@ -123,15 +125,15 @@ def _look(
 
 
 def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:
-    """Return the memory limit of a query, as a share of what DuckDB finds available. DuckDB respects the limit of a
-    container."""
+    """Return the memory limit of a query: a share of the memory that DuckDB finds available, which respects the limit
+    of a container."""
     [(default,)] = con.execute("select current_setting('memory_limit')").fetchall()
     size, unit = default.split()
     return f"{float(size) * _SHARE_OF_MEMORY / _DUCKDBS_SHARE:.4f} {unit}"
 
 
 def _comment_as(view: str, wider: str, con: duckdb.DuckDBPyConnection) -> None:
-    """Copy the comments on a view's columns to the same columns of a view with more rows."""
+    """Copy the comments on the columns of `view` to the same columns of `wider`, a view with more rows."""
     said = "select column_name, comment from duckdb_columns() where table_name = ? and schema_name = 'main'"
     for column, comment in con.execute(said, [view]).fetchall():
         if comment is not None:
@@ -139,7 +141,8 @@ def _comment_as(view: str, wider: str, con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _small(snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, damage: DamageLog) -> dict[str, pa.Table]:
-    """Return the small tables by name. The table of damage comes last, because making the others adds to it."""
+    """Return the small tables by name. The table of damage comes last, because making the other tables adds to the
+    damage."""
     kept = tables.published(snapshot, damage)
     steps_of = tables.steps_of_versions(snapshot, admitted.records, kept, damage)
     return {
@@ -169,9 +172,9 @@ def _large(
 
 
 def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Dataset:
-    """Return the rows of readable shards. The record that admits a shard says the sync and the step of its rows, so
-    these are known without reading the rows. A query for some syncs therefore opens only the shards of these syncs and,
-    in compactions, only their row groups."""
+    """Return the rows of readable shards as one dataset. The sync record that admits a shard gives the sync and the
+    step of its rows, so these are known without reading the rows. A query for some syncs therefore opens only the
+    shards of these syncs and, in compactions, only their row groups."""
     readable = [shard for shard in shards if shard["state"] in ("admitted", "waiting")]
     places = {it["key"]: place for it in readable if (place := it.get("place"))}
     facts = {it["key"]: {name: it.get(name) for name in FACTS} for it in readable if it["key"] not in places}
@@ -186,9 +189,9 @@ def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Datase
 
 
 def _of_compactions(snapshot: Snapshot, shards: Sequence[tuple[tables.Row, Place]]) -> list[ds.Fragment]:
-    """Return fragments with the row groups of these shards, usually one fragment per compaction. In a fork that
-    replays, other records admit a shard than in its parent, and the compaction names only the parent's. Such shards get
-    one fragment for each of the fork's records."""
+    """Return fragments with the row groups of these shards, usually one fragment per compaction. In a replay, other
+    sync records admit a shard than in its parent, but the compaction names only the parent's. Such shards get one
+    fragment for each sync record of the replay."""
     grouped: defaultdict[tuple[str, int | None, int | None, bool], list[Place]] = defaultdict(list)
     for row, place in shards:
         admitted = row.get("sync"), row.get("step")
@@ -225,7 +228,7 @@ def _with_extras(snapshot: Snapshot, shards: Sequence[tables.Row], places: Mappi
     for key in sorted(objects):
         try:
             schema = pq.read_schema(snapshot.files[key])
-        except (pa.ArrowException, OSError, ValueError):  # damaged since: queries that reach it will say so
+        except (pa.ArrowException, OSError, ValueError):  # just damaged or removed: a query that reads the object fails
             continue
         for field in schema:
             found[field.name.lower()].append(field)
@@ -254,7 +257,8 @@ def _draws(snapshot: Snapshot, spans: Sequence[Span], keys: Sequence[str]) -> ds
 def _dataset(
     snapshot: Snapshot, facts: Mapping[str, Mapping[str, Any]], schema: pa.Schema, columns: Mapping[str, pa.DataType]
 ) -> ds.Dataset:
-    """Return Parquet objects as one relation, with `facts` about each object as additional columns."""
+    """Return Parquet objects as one dataset. `facts` has, for each object, the values of the additional `columns`,
+    which are the same in all its rows."""
     schema = pa.schema([*tables.naive(schema), *(pa.field(name, kind) for name, kind in columns.items())])
     if not facts:
         return ds.dataset(schema.empty_table())

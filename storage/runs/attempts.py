@@ -1,7 +1,8 @@
 """Attempts: the lives of a run's trainer.
 
-The number of the newest attempt is the fencing epoch. The record of each attempt says which checkpoint it continues.
-The records alone therefore say for which syncs the ledger of which attempt counts.
+A trainer stops when an attempt with a higher number than its own exists. The record of each attempt says which
+checkpoint the attempt continues. So the records alone determine the chain of attempts that led to the newest attempt:
+for each sync, the attempt whose ledger counts.
 """
 
 import os
@@ -25,12 +26,12 @@ class Attempt:
     number: int
     continues: Version | None  # sync and attempt of the checkpoint; None if the attempt starts from the beginning
     created_at: str
-    previous_sha256: str | None = None  # of the previous attempt's record; None for the first, and in older runs
+    previous_sha256: str | None = None  # sha256 of the previous attempt's record; None for the first, and in older runs
 
 
 class Span(NamedTuple):
-    """The syncs, first and last included, for which the ledger of an attempt counts. Without a
-    `last_sync`, the span has no end."""
+    """The syncs, first and last included, for which the ledger of an attempt counts. If `last_sync` is None, the span
+    has no end."""
 
     attempt: int
     first_sync: int
@@ -46,7 +47,7 @@ def read_attempt(run: Run, number: int) -> Attempt:
 
 
 def decode(data: bytes, name: str, number: int) -> Attempt:
-    """Decode the record of this attempt. Raise Damaged, which names the object, if the bytes are not its record."""
+    """Decode the record of attempt `number`. Raise Damaged, naming the object, if the bytes are not its record."""
     record = records.decode(data, name, "continues", "created_at")
     with records.reading(name):
         origin = record["continues"]
@@ -73,8 +74,9 @@ def newest_attempt(run: Run) -> int:
 
 
 def chain(run: Run, attempt: int | None = None) -> list[Span]:
-    """Return the attempts that led to `attempt` (the newest if not given), oldest first, with the syncs of each. An
-    attempt that no later attempt of the chain continued is left out."""
+    """Return the chain of attempts that led to `attempt` (by default the newest attempt), oldest first, with the syncs
+    for which each of them counts. Attempts that led nowhere are left out. Raise Missing or Damaged if a record cannot
+    be read."""
     number = newest_attempt(run) if attempt is None else attempt
     spans: list[Span] = []
     last_sync: int | None = None
@@ -86,7 +88,7 @@ def chain(run: Run, attempt: int | None = None) -> list[Span]:
 
 
 def chain_as_readable(run: Run, ledger: Collection[Version], damage: DamageLog) -> list[Span]:
-    """Return the `readable_chain` of the attempts whose records a run has stored."""
+    """Return the `readable_chain` of a run, from the records of attempts that are stored."""
     keys = [entry.key for entry in run.store.list(layout.ATTEMPTS) if layout.parse_attempt(entry.key)]
     stored: dict[str, bytes] = {}
     for key, read in records.read_each(run.store, keys):
@@ -96,9 +98,9 @@ def chain_as_readable(run: Run, ledger: Collection[Version], damage: DamageLog) 
 
 
 def readable_chain(stored: Mapping[str, bytes], ledger: Collection[Version], damage: DamageLog) -> list[Span]:
-    """Return the chain of the newest attempt, as far as the records of attempts can be read. `stored` holds the bytes
-    of these records by key. `ledger` holds the sync and attempt of each object of the ledger. If the record of an
-    attempt is damaged or missing, `damage` notes this, and the attempt counts as continuing from the sync before its
+    """Return the chain of attempts that led to the newest attempt, even if records of attempts are damaged or missing.
+    `stored` has the bytes of the records by key. `ledger` has the sync and attempt of each object of the ledger. If the
+    record of an attempt cannot be used, `damage` says so, and the attempt counts as continuing from the sync before its
     ledger begins."""
     attempts = _readable(stored, damage)
     cited = {layout.parse_attempt(key) or 0 for key in stored} | {name.attempt for name in ledger}
@@ -135,20 +137,21 @@ def _readable(stored: Mapping[str, bytes], damage: DamageLog) -> dict[int, Attem
 
 
 def newest_checkpoint(run: Run, spans: Sequence[Span]) -> Version | None:
-    """Return the newest complete checkpoint that lies on the chain. Checkpoints of abandoned attempts do not count."""
+    """Return the newest complete checkpoint that `accepts` accepts; None if there is none. Checkpoints of abandoned
+    attempts do not count."""
     found = manifest_folders.complete(run.store, layout.CHECKPOINTS)
     return max((it for it in found if accepts(spans, it)), key=lambda it: it.order, default=None)
 
 
 def accepts(spans: Sequence[Span], checkpoint: Version) -> bool:
-    """True if a checkpoint lies on the chain."""
+    """True if the attempt that wrote this checkpoint counts at the checkpoint's sync, according to `spans`."""
     return any(span.attempt == checkpoint.attempt and span.covers(checkpoint.number) for span in spans)
 
 
 def stands(spans: Sequence[Span], version: Version) -> bool:
-    """True if a version or checkpoint belongs to the chain. Version 0 always does, because all attempts that start from
-    the beginning start with the same weights. An attempt publishes the version that it starts from again, under its own
-    number; this version belongs to the chain too."""
+    """True if a version or checkpoint belongs to the chain of attempts `spans`. Version 0 always does, because all
+    attempts that start from the beginning start with the same weights. An attempt publishes the version that it starts
+    from again, under its own number; this version belongs to the chain too."""
     return not version.number or any(
         span.attempt == version.attempt and (span.covers(version.number) or span.first_sync == version.number + 1)
         for span in spans
@@ -156,8 +159,8 @@ def stands(spans: Sequence[Span], version: Version) -> bool:
 
 
 def encode(attempt: Attempt) -> bytes:
-    """Return the record of an attempt. The record names the host and process that claim the attempt. So two trainers
-    never write the same bytes, and each knows whether its claim won."""
+    """Return the bytes of an attempt's record. The record names the host and process that claim the attempt. So two
+    trainers never write the same bytes, and each knows whether its claim won."""
     origin = attempt.continues
     record = {
         "attempt": attempt.number,

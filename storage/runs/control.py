@@ -35,7 +35,7 @@ class State:
 
 
 def find_state(run: Run) -> State | None:
-    """Return the wanted state; None if nobody has set it yet. Raise Damaged, naming the object, if it cannot be
+    """Return the wanted state; None if nobody has set it yet. Raise Damaged, naming the object, if the state cannot be
     read."""
     found = run.store.read_tagged(layout.STATE)
     return _decode(run, found[0]) if found else None
@@ -62,7 +62,7 @@ def is_state_known(run: Run) -> bool:
 
 def change_state(run: Run, **changes: Any) -> State:
     """Change `desired`, `searchers` or `why`, and return the new state. Changes that other processes make at the same
-    time are kept."""
+    time are kept. Raise Damaged if the stored state cannot be read."""
     unknown = changes.keys() - {"desired", "searchers", "why"}
     if unknown:
         raise ConfigError(f"a run's state has no field {', '.join(sorted(unknown))}")
@@ -82,7 +82,7 @@ def change_state(run: Run, **changes: Any) -> State:
 
 
 def _known(run: Run, data: bytes) -> State:
-    """Return the stored state. If it cannot be read, raise Damaged with advice what to do. A change must not begin from
+    """Return the state in `data`. If it cannot be read, raise Damaged and say what to do. A change must not begin from
     an unreadable state, because it keeps the fields that it does not set."""
     try:
         return _decode(run, data)
@@ -91,7 +91,7 @@ def _known(run: Run, data: bytes) -> State:
 
 
 def check_state(run: Run) -> None:
-    """Raise Damaged, which says what to do, if the wanted state cannot be read."""
+    """Raise Damaged, and say what to do, if the wanted state is stored but cannot be read."""
     if found := run.store.read_tagged(layout.STATE):
         _known(run, found[0])
 

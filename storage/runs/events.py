@@ -1,4 +1,5 @@
-"""Events: one small record of each start, stop, adoption, refusal and failure of a role.
+"""Events: small records of what a role does and meets, such as starts, stops, adopted versions, refused shards and
+failures.
 
 Each event names the event that its writer stored before it. So a check finds an event that was lost or replaced.
 """
@@ -26,9 +27,10 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ER
 
 
 class Events:
-    """The `EventLog` of one life of a role. Errors of the store are logged and never raised, because an event is not
-    worth a run. A routine event is stored in the background: its writer does not wait. Each event also goes to the
-    process's log unless `logs` is False, for a writer that reports its events in another way."""
+    """The events of one life of a role; see `EventLog` in tba/interfaces.py. Errors of the store are logged and never
+    raised, because it is better to lose an event than to end the role. A routine event is stored in the background: its
+    writer does not wait. Each event also goes to the process's log, unless `logs` is False because the caller reports
+    its events in another way."""
 
     def __init__(self, run: Run, role: str, life: int, *, logs: bool = True):
         self.run = run
@@ -37,9 +39,9 @@ class Events:
         self.logs = logs
         self._seq = 0
         self._lock = threading.Lock()
-        self._storing = threading.Lock()  # guards the chain: events are stored one after the other
+        self._storing = threading.Lock()  # held while an event is stored: each event names the one before it
         self._newest: dict[str, Any] | None = None  # seq and digest of the event that was stored last
-        self._routine = ThreadPoolExecutor(1, "events")  # at its end the process waits for what was submitted
+        self._routine = ThreadPoolExecutor(1, "events")  # before the process ends, it waits for submitted events
 
     def write(self, kind: str, message: str, *, severity: str = "info", **data: Any) -> None:
         if self.logs:
@@ -68,7 +70,7 @@ class Events:
             log.warning("event %s was not stored: %s", event["kind"], error)
 
     def _create(self, event: dict[str, Any]) -> None:
-        """Store an event under the next free number. Another `Events` of the same role and life may write too."""
+        """Store an event under the next free number. Another `Events` object may write for the same role and life."""
         with self._storing:
             while True:
                 data = records.encode({**event, "previous": self._newest})
@@ -84,7 +86,7 @@ class Events:
 
 
 def _plain(data: dict[str, Any]) -> Any:
-    """Return the data in a form that JSON can store. A value that JSON does not know becomes its text."""
+    """Return the data in a form that JSON can store. A value that JSON cannot express becomes its text."""
     try:
         return json.loads(json.dumps(data, default=str))
     except (TypeError, ValueError):  # keys that are not strings, or a cycle
@@ -92,21 +94,21 @@ def _plain(data: dict[str, Any]) -> Any:
 
 
 class EventReader:
-    """Reads the events of a run, each of them once."""
+    """Reads the events of a run, each of them once. Damaged events are logged and skipped."""
 
     def __init__(self, run: Run):
         self.run = run
         self._known: set[str] = set()
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the events that have arrived since the last call, in the order of the times that they state."""
+        """Return the events that have arrived since the last call, sorted by the times that they state."""
         keys = [entry.key for entry in self.run.store.list(layout.EVENTS) if layout.is_part(entry.key)]
         keys = [key for key in keys if key not in self._known]
         events = [event for key, data in self._read(keys) if (event := self._decoded(key, data))]
         return sorted(events, key=lambda event: (event["at"], event["role"]))
 
     def _read(self, keys: list[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield the bytes of each event by key. An event that is listed but cannot be found is skipped."""
+        """Yield the key and the bytes of each event. An event that is listed but does not exist is skipped."""
         try:
             found = self.run.store.read_many(keys)
         except Missing:
@@ -117,7 +119,7 @@ class EventReader:
             yield from zip(keys, found, strict=True)
 
     def _decoded(self, key: str, data: bytes) -> dict[str, Any] | None:
-        """Return the event; None if it is damaged. A damaged event is logged once."""
+        """Return the event; None if it is damaged. Damage is logged."""
         self._known.add(key)
         name = f"{self.run.url}/{key}"
         try:
@@ -132,5 +134,5 @@ class EventReader:
 
 
 def read_events(run: Run) -> list[dict[str, Any]]:
-    """Return every event of every role."""
+    """Return all readable events of all roles, sorted by time."""
     return EventReader(run).new()

@@ -6,7 +6,7 @@ first free one of `forks/<name>`, `forks/<name>@2` and so on. Only two processes
 - the process that stored it, if that process did not create the run and never will;
 - the process that created the run of that name, because no other process can create that run any more.
 
-So every run that exists is registered, whoever else wanted its name and whenever any of these processes was killed. The
+So every fork that exists is registered, even if several processes wanted its name and some of them were killed. The
 registration of a killed process keeps objects that nobody needs, until a run of that name is created.
 """
 
@@ -32,11 +32,12 @@ class _Registration(NamedTuple):
 
 def register(parent: Run, name: str, origin: Parent) -> str:
     """Register a fork, so that the parent keeps the checkpoint and the trajectories that the fork will need. Return the
-    key of the registration. Raise Missing, and register nothing, if some of these objects have been given up."""
+    key of the registration. Raise Missing, and register nothing, if some of these objects have been given up or
+    removed."""
     key = _create(parent, name, origin)
     checkpoint = _start_of(origin)
-    # Pruning writes its record first and then looks for forks. A fork registers first and then looks for such records.
-    # So at least one of the two sees the other.
+    # Pruning writes its retention record first and then looks for forks. A fork registers first and then looks for
+    # retention records. So at least one of the two sees the other.
     if checkpoint and not is_kept(parent, checkpoint):
         unregister(parent, key)
         raise Missing(f"{parent.url}: checkpoint {checkpoint} has just been given up")
@@ -54,7 +55,7 @@ def unregister(parent: Run, key: str) -> None:
 
 def settle(parent: Run, name: str, key: str) -> None:
     """Remove the registrations that other processes have made for a fork of this name. Only the process that created
-    the fork, and registered it as `key`, calls this."""
+    the fork calls this; `key` is its own registration."""
     for it in list(_registered(parent)):
         if it.fork == name and it.key != key:
             parent.own.delete(it.key)
@@ -63,9 +64,10 @@ def settle(parent: Run, name: str, key: str) -> None:
 def is_kept(run: Run, checkpoint: Version) -> bool:
     """True if a fork that is already registered can start from this checkpoint.
 
-    If a retention record gives up the checkpoint, a process that has not seen this fork may be about to remove it. A
-    checkpoint from which an existing fork starts is safe all the same. That fork was registered before the record, or
-    it could not have been created. So the process that wrote the record saw that fork and removed nothing."""
+    If a retention record gives up the checkpoint, a process that has not seen this registration may be about to remove
+    the checkpoint. But a checkpoint from which an existing fork starts is safe: that fork was registered before the
+    retention record, or it could not have been created. So the process that wrote the record saw that fork and removed
+    nothing."""
     if checkpoint in given_up(run).checkpoints and not _starts_a_fork(run, checkpoint):
         return False
     return manifest_folders.read_manifest(run.store, layout.checkpoint(checkpoint)) is not None
@@ -103,19 +105,19 @@ def _create(parent: Run, name: str, origin: Parent) -> str:
 def _registered(run: Run) -> Iterator[_Registration]:
     for entry in run.own.list(layout.FORKS):
         if layout.is_part(entry.key):
-            with suppress(Missing):  # removed since it was listed
+            with suppress(Missing):  # the registration was removed after it was listed
                 record = records.read(run.own, entry.key, "fork")
                 yield _Registration(entry.key, record["fork"], Parent.decode(record, f"{run.url}/{entry.key}"))
 
 
 def _start_of(origin: Parent) -> Version | None:
-    """Return the checkpoint of the parent that a fork starts from; None if the fork starts from no checkpoint or keeps
-    a checkpoint of its own."""
+    """Return the checkpoint of the parent that a fork starts from. Return None if the fork starts at sync 0, or has
+    stored that checkpoint itself."""
     return None if origin.rebuilt or not origin.sync else Version(origin.sync, origin.attempt)
 
 
 def _starts_a_fork(run: Run, checkpoint: Version) -> bool:
-    """True if this checkpoint is the start of an existing fork: of this run itself, or of a registered fork."""
+    """True if an existing fork starts from this checkpoint: this run itself, or a registered fork."""
     if run.parent and _start_of(run.parent) == checkpoint:
         return True
     found = [it for it in _registered(run) if _start_of(it.origin) == checkpoint]

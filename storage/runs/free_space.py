@@ -23,8 +23,8 @@ class Disk(TypedDict, total=False):
 
 def fullest_disk(run: Run) -> Disk:
     """Return the free space of the fullest disk that the role writes to, and a folder on it. These disks hold the run
-    (if it is not remote), the cache, and temporary files. Errors are logged and never raised, because this is not worth
-    stopping the caller."""
+    (if it is not remote), the cache, and temporary files. If the free space cannot be found out, log the error and
+    return an empty dict."""
     try:
         record = run.store.local_path(layout.RUN)
         folders = [cache_folder(""), Path(tempfile.gettempdir()), *([record.parent] if record else [])]

@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class HeldLease:
-    """The `Lease` of a running role. The role holds the lease from the construction of this object until `close`, or
-    until the context ends. A thread renews the lease every `every` seconds, and continues if the store fails. If the
-    thread finds a reason to stop, `check` raises that reason in the caller's thread. `index` is the number of a
-    searcher; a searcher with a number that is not wanted any more has to stop.
+    """The lease that a running role holds; see `Lease` in tba/interfaces.py. The role holds the lease from the
+    construction of this object until `close`, or until the context ends. A thread renews the lease every `every`
+    seconds, and continues if the store fails. If the thread finds a reason to stop, `check` raises that reason in the
+    caller's thread. `index` is the number of a searcher; a searcher stops if its number is no longer wanted.
 
     If the stored lease cannot be read, it is replaced, and an event names it. A role that takes a damaged lease gets a
     life number higher than every known one; a role that holds the lease keeps its life number."""
@@ -66,7 +66,8 @@ class HeldLease:
         self._signs.give()
 
     def check(self) -> None:
-        """Raise the reason why the role has to stop, if there is one. Each call shows that the role is not stuck."""
+        """Raise the reason why the role has to stop, if there is one. Each call is a sign that the role is not
+        stuck."""
         self._signs.give_by_look()
         if verdict := self._superseded or self._stop_reasons.reason:
             raise verdict
@@ -148,8 +149,8 @@ class HeldLease:
 
     def _look_first(self) -> None:
         """Look for a reason to stop before the role starts. If the wanted state is damaged, a role with a supervisor
-        starts all the same, because the supervisor restores the state. After any other error, close the lease as failed
-        and raise the error."""
+        starts anyway, because the supervisor restores the state. After any other error, close the lease as failed and
+        raise the error."""
         try:
             self._stop_reasons.look()
         except StorageError as error:
@@ -175,8 +176,9 @@ class HeldLease:
 
     def _look_who_was_first(self, renewed: Lease) -> None:
         """Find out why a renewal was refused, and react. If this life has written the stored lease itself (an earlier
-        request succeeded although it seemed to fail), continue from that lease. If the lease is damaged or belongs to
-        an older life, write it again. If a newer life has the lease, or the lease is gone, give way."""
+        request succeeded although it seemed to fail), continue from that lease. If the stored lease is damaged or
+        belongs to an older life, write this life's lease again. If a newer life has the lease, or the lease is gone,
+        this life is superseded."""
         found = self.run.store.read_tagged(self._key)
         if found is None:
             return self._give_way()
@@ -197,8 +199,8 @@ class HeldLease:
         self._superseded = Superseded(f"another {self.role} has taken over {self.run.url}")
 
     def _take_back(self, renewed: Lease, tag: str, damage: str) -> None:
-        """Write the lease again, and report this as a repair. If another process has written the lease meanwhile, do
-        nothing: the next renewal will find out."""
+        """Write this life's lease again, and report this as a repair. If another process has just written the lease, do
+        nothing: the next renewal finds out."""
         with suppress(Conflict):
             self._tag = self.run.store.replace(self._key, encode_lease(renewed), tag=tag)
             self._lease = renewed
@@ -206,7 +208,8 @@ class HeldLease:
 
 
 def _next_life(run: Run, role: str, data: bytes | None) -> tuple[int, str]:
-    """Return the number of the next life of a role, and what is wrong with the role's lease (empty if nothing is)."""
+    """Return the number of the next life of a role, and what is wrong with the role's stored lease (an empty string if
+    nothing is)."""
     if data is None:
         return lives.newest_with_events(run, role) + 1, ""
     try:

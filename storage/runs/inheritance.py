@@ -1,8 +1,9 @@
-"""The store of a fork: its own objects, and the objects of its parent up to the step where the fork begins.
+"""The store of a fork. It shows the fork's own objects and those of its parent up to the fork's start; a replay also
+shows later shards of the parent.
 
-The name of an object and the parent's records decide whether the object is inherited, never the place where it is
-found. So an object that the parent wrote later, under a name that the fork uses too, is not part of the fork. All
-writes go to the fork's own store; the parent is never changed.
+Whether an object is inherited follows from its name and the parent's records, not from which of the two stores holds
+it. So an object that the parent wrote later, under a name that the fork uses too, is not part of the fork. All writes
+go to the fork's own store; the parent is never changed.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,14 @@ from tba.errors import AlreadyExists, Damaged, StorageError
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """The run that a fork starts from, and the place in that run. It is a part of the fork's `run.json`."""
+    """The run that a fork starts from, and the place in that run. The fork's `run.json` holds this."""
 
-    run: str  # the parent's name; the parent lies beside the fork
-    step: int
-    sync: int  # the sync that follows the step: the last sync that both share
+    run: str  # the parent's name; the parent lies in the same folder as the fork
+    step: int  # the last gradient step that both runs share
+    sync: int  # the sync that follows this step: the last sync that both runs share
     attempt: int  # the parent's attempt that wrote the ledger up to this sync
-    attempts: int  # the parent's newest attempt then; attempts of the fork have higher numbers
-    replays: int | None  # in a replay: the parent's newest record that the fork draws on
+    attempts: int  # the parent's newest attempt when the fork was made; attempts of the fork have higher numbers
+    replays: int | None  # in a replay: the parent's newest sync record that the fork draws on
     rebuilt: bool  # whether the fork stores the checkpoint it starts from, because the parent no longer had it
 
     @property
@@ -62,18 +63,19 @@ class ForkedStore:
         return str(self.own)
 
     def for_reading(self, looking_at: LookingAt) -> "ForkedStore":
-        """Return the same store for readers that continue if a record of an ancestor is damaged. The store does not
-        show the shards that this record admits. Never write through it: it does not know the names of those shards."""
+        """Return the same store for readers that continue if a sync record of an ancestor is damaged. It does not show
+        the shards that the damaged record admits. Never write through it: it does not know the names of those
+        shards."""
         parent = self.parent.for_reading(looking_at) if isinstance(self.parent, ForkedStore) else self.parent
         return ForkedStore(self.own, parent, self.origin, looking_at)
 
     @property
     def replays(self) -> bool:
-        """True if the fork draws on the records of its parent, and has no searchers of its own."""
+        """True if the fork trains on the trajectories that its parent recorded, and has no searchers of its own."""
         return self.origin.replays is not None
 
     def inherits(self, key: str) -> bool:
-        """True if the object of this name belongs to the parent."""
+        """True if the fork inherits the object of this name from its parent."""
         origin = self.origin
         if key.startswith(layout.TRAJECTORIES):
             return key in self.inherited_shards
@@ -95,15 +97,15 @@ class ForkedStore:
 
     @cached_property
     def inherited_shards(self) -> frozenset[str]:
-        """The keys of the shards that shared records admit or refuse. For a replay, also the keys of the shards that
-        later records admit, up to its newest record."""
+        """The keys of the shards that the sync records up to the fork's start admit or refuse. In a replay, also the
+        keys of the shards that the parent's later sync records admit, up to the newest record that the fork uses."""
         keys = [layout.sync(sync) for sync in range(self.origin.newest_record + 1)]
         shards: set[str] = set()
         for sync, (key, read) in enumerate(read_each(self.parent, keys)):
             with self._looking_at(key):
                 record = records.decode(read(), f"{self.parent.url}/{key}", "shards", "refused")
                 names = {shard["key"] for shard in record["shards"]}
-                if sync <= self.origin.sync:  # shared: a name that it refuses is never admitted later
+                if sync <= self.origin.sync:  # shared by both runs: a refused name is never admitted later
                     names |= {refusal["key"] for refusal in record["refused"]}
                 shards |= names
         return frozenset(shards)
@@ -141,8 +143,8 @@ class ForkedStore:
         return sorted(entries)
 
     def _shares(self, prefix: str, after: str) -> bool:
-        """True if a listing has to include the parent's objects. The parent is not listed without need, because it may
-        have stored many objects since the fork's start."""
+        """True if a listing has to include the parent's objects. The parent is listed only if necessary, because it may
+        have stored many objects after the fork's start."""
         if not prefix.startswith(layout.TRAJECTORIES):
             return True
         folders = {f"{layout.TRAJECTORIES}{name}/": newest for name, newest in self._newest_inherited.items()}

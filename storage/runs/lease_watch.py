@@ -1,4 +1,4 @@
-"""Watch the leases of a run, and measure on the local clock how long each has not changed."""
+"""Watches the leases of a run, and measures on the local clock for how long each of them has not changed."""
 
 import time
 from typing import NamedTuple
@@ -21,8 +21,9 @@ class LeaseWatch:
         self.damaged: dict[str, str] = {}  # by role, why its lease could not be read at the last look
 
     def observe(self, run: Run) -> dict[str, Seen]:
-        """Return each role that ever held a lease, and how long it has been silent. A lease that cannot be read counts
-        as unchanged, because a living holder would write it again. It is returned as it was read last."""
+        """Return, for each role that ever held a lease, the lease and how long it has been silent. A lease that cannot
+        be read counts as unchanged, because a living holder would write it again; the lease that was read last is
+        returned for it."""
         seen: dict[str, Seen] = {}
         roles = read_roles(run)
         self.damaged = dict(roles.damaged)

@@ -1,9 +1,9 @@
 """Leases: a role shows by its lease that it is alive.
 
 A lease is one object per role, which the role renews in the background by compare-and-swap. Each life of a role has a
-number higher by one than the life before, so an older life notices at its next renewal that it has been superseded.
-Nobody compares the clocks of two machines: a watcher measures on its own monotonic clock how long the counter of a
-lease has not changed.
+higher number than the life before, so an older life notices at its next renewal that it has been superseded. Nobody
+compares the clocks of two machines: a watcher measures on its own monotonic clock for how long the counter of a lease
+has not changed.
 """
 
 import math
@@ -20,7 +20,7 @@ from tba.errors import Damaged
 
 SUPERVISOR = "supervisor"
 DAMAGED = "lease-damaged"
-"""The kind of the event, and of the alarm, that reports an unreadable lease."""
+"""The kind of the event, and of the alarm, for a lease that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Lease:
     status: str
     progress: dict[str, float] = field(default_factory=dict)
     renewed_at: str
-    supervised: bool  # whether the role stops by itself if it has no supervisor
+    supervised: bool  # whether the role stops by itself when it has no supervisor
     quiet: float = 0.0  # seconds since the role's own work, not only the renewing thread, gave a sign of life
     hears_every: float = 0.0  # longest recent time between two checks whether to stop, in seconds
     disk_gb: float | None = None  # free space on the fullest disk that the role writes to
@@ -48,7 +48,7 @@ def read_lease(run: Run, role: str) -> Lease | None:
 
 
 def readable_lease(run: Run, role: str) -> Lease | None:
-    """Return the lease of a role; None also if the lease is damaged, because its holder is then unknown."""
+    """Return the lease of a role; None if no life of the role ever held one, or if the lease is damaged."""
     try:
         return read_lease(run, role)
     except Damaged:
@@ -61,8 +61,9 @@ class Leases(NamedTuple):
 
 
 def read_leases(run: Run, looking_at: LookingAt | None = None) -> list[Lease]:
-    """Return the leases of all roles, sorted by role, without those that cannot be read. `looking_at` gets a Damaged
-    error for each lease that cannot be read."""
+    """Return all readable leases, sorted by role. For each unreadable lease, raise Damaged inside the context
+    `looking_at(key)`, which may record the error instead of passing it on. Without `looking_at`, unreadable leases are
+    skipped silently."""
     found = read_roles(run)
     if looking_at:
         for role, problem in found.damaged.items():
@@ -72,7 +73,7 @@ def read_leases(run: Run, looking_at: LookingAt | None = None) -> list[Lease]:
 
 
 def read_roles(run: Run) -> Leases:
-    """Return the leases of all roles that can be read, and what is wrong with each of the others."""
+    """Return the leases that can be read, and by role what is wrong with each of the others."""
     found = Leases([], {})
     keys = {entry.key: role for entry in run.store.list(layout.ROLES) if (role := layout.parse_lease(entry.key))}
     for (key, role), data in zip(keys.items(), run.store.read_many(list(keys)), strict=True):
@@ -97,7 +98,7 @@ def decode_lease(run: Run, key: str, data: bytes) -> Lease:
 
 
 def _check(lease: Lease, role: str | None) -> None:
-    """Raise ValueError unless the lease is of this role and all its values are possible."""
+    """Raise ValueError unless the lease belongs to this role and all its values are possible."""
     if lease.role != role:
         raise ValueError(f"role must be {role!r}, got {lease.role!r}")
     if not 0 < lease.life < lives.MOST_LIVES:
@@ -111,8 +112,8 @@ def _check(lease: Lease, role: str | None) -> None:
 
 
 def _numbers(progress: Any) -> dict[str, float]:
-    """Return the progress that a lease reports, without the numbers that are null: they were not finite when the lease
-    was written."""
+    """Return the progress that a lease reports. Leave out null entries, which stand for numbers that were not
+    finite."""
     if not isinstance(progress, dict):
         raise TypeError(f"progress must be an object, got a {type(progress).__name__}")
     for name, value in progress.items():

@@ -17,14 +17,14 @@ _SAID = re.compile(rb'"life"\s*:\s*([0-9]{1,9})(?![0-9.eE])')
 
 
 def newest_with_events(run: Run, role: str) -> int:
-    """Return the newest life of a role that has written an event; 0 if there is none. Each life writes an event once it
-    holds the lease."""
+    """Return the number of the newest life of a role that has written an event; 0 if there is none. Each life writes an
+    event once it holds the lease."""
     return _newest(run, role, f"{layout.EVENTS}{role}/")
 
 
 def next_after_damage(run: Run, role: str, damaged: bytes) -> int:
-    """Return a number higher than every life of a role that is named in the role's events, in its logs, or in the
-    remains of its damaged lease."""
+    """Return a number higher than that of every life of a role which the role's events, its logs or its damaged lease
+    mention. `damaged` has the bytes of the lease."""
     said = (int(match[1]) for match in _SAID.finditer(damaged))
     known = max((life for life in said if life < MOST_LIVES), default=0)
     return 1 + max(known, newest_with_events(run, role), _newest(run, role, f"{layout.LOGS}{role}-"))

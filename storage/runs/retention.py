@@ -1,4 +1,5 @@
-"""Retention records: what has been given up on purpose, and why. A record is written before anything is removed."""
+"""Retention records: which versions, checkpoints, shards and payloads have been given up on purpose, and why. A record
+is written before anything is removed."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -24,15 +25,16 @@ class GivenUp:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenUpShards:
-    """Admitted shards that were lost. The buffers of later attempts do not hold these shards. So if an earlier attempt
-    took steps while its buffer held them, these steps cannot be repeated."""
+    """Admitted shards that were lost and given up. The replay buffers of later attempts do not hold these shards. So if
+    an earlier attempt took gradient steps while its buffer held them, these steps cannot be repeated."""
 
     keys: tuple[str, ...]
     first_sync: int  # the first sync that admitted any of them
-    attempt: int  # the newest attempt when they were given up
+    attempt: int  # the newest attempt when the shards were given up
 
     def were_there(self, sync: int, attempt: int) -> bool:
-        """True if the buffer of this attempt held at least one of the shards after record `sync` was applied."""
+        """True if the replay buffer of this attempt held at least one of the shards after sync record `sync` was
+        applied."""
         return attempt <= self.attempt and sync >= self.first_sync
 
     @classmethod
@@ -42,18 +44,19 @@ class GivenUpShards:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenUpPayloads:
-    """Payloads that were given up: the values in `columns` of rows admitted by records `first_sync` to `last_sync`.
-    Only the rows that an index with this eligibility rule cannot draw after record `last_sync` have lost them."""
+    """Payloads that were given up: the values in `columns` of rows admitted by sync records `first_sync` to
+    `last_sync`. Only the rows that an index with this eligibility rule cannot draw after record `last_sync` have lost
+    them."""
 
     columns: tuple[str, ...]
     first_sync: int
     last_sync: int
-    step: int  # the step that record `last_sync` follows; later steps can still be taken
+    step: int  # the gradient step that sync `last_sync` follows; later steps can still be taken
     eligibility: Eligibility
 
     def lacks(self, start: int, newest: int) -> bool:
-        """True if given-up payloads may be needed for the steps that continue from sync `start` and draw rows admitted
-        up to record `newest`."""
+        """True if gradient steps that continue from sync `start`, and draw rows admitted up to sync record `newest`,
+        may need these payloads."""
         return start < self.last_sync and newest >= self.first_sync
 
     def encode(self) -> dict[str, Any]:
@@ -62,8 +65,8 @@ class GivenUpPayloads:
 
     @classmethod
     def decode(cls, said: Mapping[str, Any]) -> Self:
-        """Decode the payloads that a record gives up. A record that was written before a setting of the eligibility
-        rule existed lacks this setting; it gets the value that all runs had then."""
+        """Decode the payloads that a retention record gives up. An older record may lack a setting of the eligibility
+        rule that did not exist yet; the setting then gets the value that all runs had."""
         names = {it.name for it in fields(Eligibility)}
         rule = {**_FIRST_RULE, **{name: value for name, value in said.items() if name in names}}
         others = {name: value for name, value in said.items() if name not in names}
@@ -93,7 +96,7 @@ def give_up(
     shards: GivenUpShards | None = None,
 ) -> int:
     """Write a retention record: it says that these versions, checkpoints and payloads may be removed, and that these
-    shards are lost. Return its number."""
+    shards are lost. Return the number of the record."""
     removed: dict[str, Any] = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
     if shards:
         removed["shards"] = asdict(shards)
@@ -120,7 +123,7 @@ def keep_only(
     run: Run, prefix: str, found: Found, kept: Callable[[], Collection[Version]], *, why: str
 ) -> list[Version]:
     """Give up and remove the versions or checkpoints in `found`, except those that `kept` returns. Also remove what
-    interrupted writes and removals have left behind. Return the names of what was removed.
+    interrupted writes and removals have left behind. Return the removed versions or checkpoints.
 
     `kept` is called again after the retention record is written. A process that begins to need a version first
     registers this need and then looks for retention records, so one of the two processes sees what the other wrote."""
@@ -146,8 +149,8 @@ def _remove(
 
 
 def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
-    """Return everything that was given up of this run's own objects and of the objects that it inherits. `looking_at`
-    decides what happens with a damaged record; by default Damaged is raised."""
+    """Return the versions, checkpoints and shards that retention records have given up: those of the run itself and
+    those that it inherits. `looking_at` decides what happens with a damaged record; by default Damaged is raised."""
     versions: set[Version] = set()
     checkpoints: set[Version] = set()
     shards: set[str] = set()
@@ -163,7 +166,7 @@ def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
             checkpoints |= removed[1]
             if said := record["removed"].get("shards"):
                 shards.update(GivenUpShards.decode(said).keys)
-    if run.older and (fork := run.inherits):  # what its parent gives up later may have the name of something of its own
+    if run.older and (fork := run.inherits):  # the parent may give up an object whose name the fork uses for its own
         theirs = given_up(run.older, looking_at)
         versions |= {it for it in theirs.versions if fork.inherits(layout.version(it) + layout.MANIFEST)}
         checkpoints |= {it for it in theirs.checkpoints if fork.inherits(layout.checkpoint(it) + layout.MANIFEST)}
@@ -172,20 +175,20 @@ def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
 
 
 def given_up_payloads(run: Run) -> list[RetentionRecord]:
-    """Return the retention records that give up payloads: the records of this run and, for a fork, those records of its
-    ancestors that concern syncs which the fork inherits."""
+    """Return the retention records that give up payloads: those of this run and, for a fork, those of its ancestors
+    that concern syncs which the fork inherits."""
     with records.reading(f"{run.url}/{layout.RETENTION}"):
-        found = [_of_payloads(it) for it in _told(run) if "payloads" in it["removed"]]
+        found = [_of_payloads(it) for it in _own_records(run) if "payloads" in it["removed"]]
     if run.older and run.parent:
         found += [it for it in given_up_payloads(run.older) if it.payloads.first_sync <= run.parent.sync]
     return found
 
 
 def lost_for(run: Run, sync: int, attempt: int) -> str | None:
-    """Return the name of a retention record that makes the steps of `attempt` on record `sync` unrepeatable: it gives
-    up shards that were in the buffer of this attempt after record `sync` was applied. None if there is no such
-    record."""
-    for record in _told(run):
+    """Return the name of a retention record that gives up shards which the replay buffer of `attempt` held after sync
+    record `sync` was applied. The gradient steps that follow this record cannot be repeated then. None if there is no
+    such record."""
+    for record in _own_records(run):
         name = layout.retention(record["retention"])
         with records.reading(f"{run.url}/{name}"):
             said = record["removed"].get("shards")
@@ -195,15 +198,15 @@ def lost_for(run: Run, sync: int, attempt: int) -> str | None:
 
 
 def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:
-    """Return a retention record that gave up payloads which may be needed for the steps that continue from sync `start`
-    and draw rows admitted up to record `newest`. Of several such records, return the one that reaches the latest sync.
-    None if there is no such record."""
+    """Return a retention record which gave up payloads that gradient steps may need, if they continue from sync `start`
+    and draw rows admitted up to sync record `newest`. Of several such records, return the one that reaches the latest
+    sync. None if there is no such record."""
     found = [it for it in given_up_payloads(run) if it.payloads.lacks(start, newest)]
     return max(found, key=lambda it: it.payloads.last_sync, default=None)
 
 
-def _told(run: Run) -> Iterator[Mapping[str, Any]]:
-    """Yield every retention record of the run itself, without those of its parent."""
+def _own_records(run: Run) -> Iterator[Mapping[str, Any]]:
+    """Yield the retention records of the run itself, without those of its parent."""
     for key, data in _stored(run):
         yield records.decode(data, f"{run.url}/{key}", "retention", "removed")
 

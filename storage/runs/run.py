@@ -1,4 +1,4 @@
-"""A run: its name, settings and store. All other parts of storage are opened with a run."""
+"""A run: its name, its settings and its store. All other parts of storage work on a run."""
 
 import os
 from collections.abc import Mapping
@@ -32,10 +32,10 @@ class Run:
     code_version: str
     created_at: str
     created_by: str  # the command, or the id of the flow run, that created the run
-    parent: Parent | None  # of a fork
+    parent: Parent | None  # where a fork starts; None if the run is not a fork
     digests: bool = False  # whether every record of the run was written with a digest
-    inherits: ForkedStore | None = field(default=None, repr=False)  # the store of a fork, which knows what it inherits
-    older: "Run | None" = field(default=None, repr=False)  # the run that a fork was made from
+    inherits: ForkedStore | None = field(default=None, repr=False)  # the store of a fork; None for other runs
+    older: "Run | None" = field(default=None, repr=False)  # the parent of a fork, opened
 
     @classmethod
     def create(
@@ -49,8 +49,8 @@ class Run:
         created_by: str = "",
         parent: Parent | None = None,
     ) -> Self:
-        """Create a run on a store that is first proven safe. Raise AlreadyExists if the name is taken. A fork is stored
-        beside its parent."""
+        """Create a run, after `probe` has checked the store. Raise AlreadyExists if the name is taken. A fork must be
+        stored under the same root as its parent."""
         store = open_store(layout.run_url(root, name), deadline=_deadline(config))
         try:
             probe(store)
@@ -77,7 +77,7 @@ class Run:
 
     @classmethod
     def open(cls, url: str, *, forks: tuple[str, ...] = ()) -> Self:
-        """Open a stored run. `forks` are the URLs of the forks that are being opened and that descend from this run."""
+        """Open a stored run. `forks` has the URLs of the forks that are being opened and that descend from this run."""
         store = open_store(url.rstrip("/"))
         if store.url in forks:
             raise Damaged(f"{forks[0]}/{layout.RUN}: the parents of this run lead back to {store.url}")
@@ -87,7 +87,7 @@ class Run:
             raise Missing(f"there is no run at {store.url}: it has no {layout.RUN}") from None
         name = f"{store.url}/{layout.RUN}"
         written = records.decode(data, name, "schema_version")["schema_version"]
-        if written != SCHEMA_VERSION:  # checked first: another version may have other fields
+        if written != SCHEMA_VERSION:  # checked before the fields, because another version may have other fields
             raise StorageError(
                 f"{store.url} was written with schema version {written}, but this code reads only {SCHEMA_VERSION}"
             )
@@ -120,11 +120,11 @@ class Run:
 
     @property
     def own(self) -> Store:
-        """The store of the run's own objects, without the objects that a fork inherits."""
+        """The store of the run's own objects, without those that a fork inherits."""
         return self.inherits.own if self.inherits else self.store
 
     def for_reading(self, looking_at: LookingAt) -> "Run":
-        """Return the same run for readers that continue if a record of an ancestor is damaged."""
+        """Return the same run for readers that continue if a sync record of an ancestor is damaged."""
         if self.inherits is None or self.store is not self.inherits:
             return self
         forked = self.inherits.for_reading(looking_at)
@@ -136,11 +136,12 @@ class Run:
         return _deadline(self.config)
 
     def writer_of(self, key: str) -> str:
-        """Return the name of the run that wrote an object: this run, or one that it inherits from."""
+        """Return the name of the run that an object belongs to: this run, or an ancestor from which the object is
+        inherited."""
         return self.owner_of(key).name
 
     def owner_of(self, key: str) -> "Run":
-        """Return the run that wrote an object: this run, or one that it inherits from."""
+        """Return the run that an object belongs to: this run, or an ancestor from which the object is inherited."""
         run: Run = self
         while run.older and run.inherits and run.inherits.inherits(key):
             run = run.older
@@ -156,7 +157,8 @@ def _parent_beside(store: Store, parent: Parent, forks: tuple[str, ...]) -> Run:
 
 
 def _deadline(config: Any) -> float:
-    """Return the seconds that the run's settings allow for one request to the store."""
+    """Return the most seconds that one request to the store may take, according to the run's settings; 60 if they do
+    not say."""
     try:
         return float(config["limits"]["store_deadline"])
     except (KeyError, TypeError, ValueError):

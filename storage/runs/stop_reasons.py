@@ -1,4 +1,4 @@
-"""The reasons why a role has to stop: its run was asked to stop, fewer searchers are wanted, or the role has no
+"""Finds the reason why a role has to stop: its run was asked to stop, fewer searchers are wanted, or the role has no
 supervisor."""
 
 import time
@@ -10,15 +10,16 @@ from tba.errors import Damaged, Stopped, StorageError
 
 
 class StopReasons:
-    """Finds the reason why a role has to stop. `index` is the number of a searcher: it has to stop if fewer searchers
-    are wanted. With `orphan_after`, a role has to stop after so many seconds without a supervisor."""
+    """Looks for a reason why a role has to stop, and keeps it as `reason`. `index` is the number of a searcher: a
+    searcher has to stop if fewer searchers are wanted. With `orphan_after`, the role has to stop after so many seconds
+    without a supervisor."""
 
     def __init__(self, run: Run, role: str, *, index: int | None = None, orphan_after: float | None = None):
         self.run, self.role = run, role
         self.reason: Stopped | None = None
         self._index = index
         self._silence = _Silence(run, orphan_after) if orphan_after else None
-        self._state: control.State | None = None  # as it was read last
+        self._state: control.State | None = None  # the wanted state as it was read last
 
     @property
     def supervised(self) -> bool:
@@ -64,9 +65,9 @@ class _Silence:
         self._since = time.monotonic()
 
     def measure(self) -> float | None:
-        """Return the seconds of silence if they exceed the limit, else None. If the store cannot be read, the time
-        starts anew, because this says nothing about the supervisor. A damaged lease counts as silence: a living
-        supervisor would write it again."""
+        """Return the seconds of silence if they exceed the limit, else None. If the store cannot be read, restart the
+        time and raise the error, because this says nothing about the supervisor. A damaged lease counts as silence: a
+        living supervisor would write it again."""
         try:
             lease = readable_lease(self.run, SUPERVISOR)
         except StorageError:

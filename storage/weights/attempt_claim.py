@@ -18,20 +18,22 @@ from tba.types import Version
 log = logging.getLogger(__name__)
 
 Check = Callable[[Version, Path], object]
-"""Raises Damaged if a trainer cannot continue from a checkpoint. Its verified files are in the folder."""
+"""Gets a checkpoint and the folder with its verified files. Raises Damaged if a trainer cannot continue from the
+checkpoint."""
 
 PassOver = Callable[[Version, Damaged], object]
-"""Called for each damaged checkpoint before an older checkpoint is tried. The damaged checkpoint is not removed."""
+"""Called with each damaged checkpoint, and what is wrong with it, before an older checkpoint is tried. The damaged
+checkpoint is not removed."""
 
 
 def claim_attempt(run: Run, *, check: Check | None = None, pass_over: PassOver | None = None) -> Attempt:
-    """Become the newest attempt. The attempt continues the newest intact checkpoint from which steps can be taken. All
-    files of this checkpoint are read and compared with its manifest before the attempt names it. Every earlier attempt
-    is superseded once this one is stored.
+    """Claim the next attempt for this trainer, and return it. The attempt continues the newest intact checkpoint from
+    which gradient steps can be taken. All files of this checkpoint are read and compared with its manifest before the
+    attempt is stored. Then every earlier attempt is superseded.
 
     Raise Damaged if there are checkpoints and none is intact, or if a fork lacks the checkpoint that it starts from.
-    Raise UnsafeStore if the store would let two trainers become the same attempt: the run may have been moved to such
-    a store since it was created."""
+    Raise UnsafeStore if the store would let two trainers claim the same attempt: the run may have been moved to such a
+    store after it was created."""
     probe(run.store, racers=1)
     choice = _Choice(run, check, pass_over)
     while True:
@@ -46,7 +48,7 @@ def claim_attempt(run: Run, *, check: Check | None = None, pass_over: PassOver |
         try:
             run.store.create(layout.attempt(attempt.number), encode(attempt))
         except AlreadyExists:
-            continue  # another trainer was first: its attempt is part of the chain now, so choose again
+            continue  # another trainer was first: the checkpoint must be chosen again, after that attempt
         if continues and manifest_folders.read_manifest(run.store, layout.checkpoint(continues)) is None:
             log.warning("%s: checkpoint %s was pruned while attempt %d claimed it", run.url, continues, attempt.number)
             continue  # the previous trainer pruned it, unaware of this attempt; that trainer has a newer checkpoint
@@ -64,7 +66,8 @@ class _Choice:
         self.removed: set[Version] = set()
 
     def newest_intact(self, attempt: int) -> Version | None:
-        """Return the best checkpoint to continue after this attempt; None if the run must start from the beginning."""
+        """Return the checkpoint that the attempt after `attempt` should continue; None if the run must start from the
+        beginning. Raise Damaged if no checkpoint can be used."""
         for checkpoint in _candidates(self.run, attempt):
             if checkpoint in self.removed or checkpoint in self.damaged:
                 continue
@@ -77,7 +80,7 @@ class _Choice:
             except Missing as error:
                 log.warning("%s", error)
                 self.removed.add(checkpoint)
-                return self.newest_intact(attempt)  # the trainer that pruned it meanwhile has a newer checkpoint
+                return self.newest_intact(attempt)  # the trainer that has just pruned this one has a newer checkpoint
             except Damaged as error:
                 self._pass_over(checkpoint, error)
             else:
@@ -98,9 +101,9 @@ class _Choice:
 
 def _candidates(run: Run, attempt: int) -> Iterator[Version]:
     """Yield the checkpoints from which a run can continue after an attempt, best first. First come those of the chain
-    that led to the attempt, newest first; then those of the chain that led to the attempt before; and so on. So an
-    attempt whose checkpoints are all gone or damaged is ignored. A fork goes back no further than the checkpoint that
-    it starts from."""
+    of attempts that led to `attempt`, newest first; then those of the chain that led to the attempt before; and so on.
+    So an attempt whose checkpoints are all gone or damaged is ignored. A fork goes back no further than the checkpoint
+    that it starts from."""
     start = run.parent.sync if run.parent else 0
     complete = manifest_folders.complete(run.store, layout.CHECKPOINTS)
     stored = [checkpoint for checkpoint in complete if checkpoint.number >= start]

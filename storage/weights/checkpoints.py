@@ -1,4 +1,4 @@
-"""Checkpoints: all that a trainer needs to continue from a sync. Each checkpoint is one manifest folder."""
+"""Checkpoints: everything that a trainer needs to continue from a sync. Each checkpoint is one manifest folder."""
 
 import logging
 from collections.abc import Sequence
@@ -41,20 +41,21 @@ class Checkpoints:
         return manifest_folders.complete(self.run.store, layout.CHECKPOINTS)
 
     def newest(self, attempt: int | None = None) -> Version | None:
-        """Return the newest checkpoint on the chain that led to `attempt` (by default the newest attempt)."""
+        """Return the newest checkpoint on the chain of attempts that led to `attempt` (by default the newest
+        attempt)."""
         return attempts.newest_checkpoint(self.run, attempts.chain(self.run, attempt))
 
     def load(self, sync: int, attempt: int) -> Path:
         """Return a local folder with the files of a checkpoint. Each file has been compared with the sha256 in the
-        manifest. Raise Missing if there is no such checkpoint, or if it is removed meanwhile. Raise Damaged, naming the
-        file, if a file is not what was saved."""
+        manifest. Raise Missing if there is no such checkpoint, or if it is removed during the call. Raise Damaged,
+        naming the file, if a file is not what was saved."""
         checkpoint = Version(sync, attempt)
         self.check_manifest(checkpoint)
         return manifest_folders.local_copy(self.run.store, layout.checkpoint(checkpoint), keep=2)
 
     def check(self, checkpoint: Version) -> None:
-        """Raise as `load` does, but download nothing. Files on a local disk are read whole. For files in an object
-        store, only the names and sizes are checked."""
+        """Raise Missing or Damaged as `load` does, but download nothing. Files on a local disk are read whole. For
+        files in an object store, only the names and sizes are checked."""
         prefix = layout.checkpoint(checkpoint)
         if self.run.store.local_path(prefix.rstrip("/")):
             self.load(*checkpoint)
@@ -63,8 +64,8 @@ class Checkpoints:
             manifest_folders.check_sizes(self.run.store, prefix)
 
     def check_manifest(self, checkpoint: Version) -> None:
-        """Raise Damaged unless the manifest names this checkpoint and the step that its sync follows. Raise Missing if
-        there is no manifest."""
+        """Raise Damaged unless the manifest names this checkpoint and the gradient step that its sync follows. Raise
+        Missing if there is no manifest."""
         name = f"{self.run.url}/{layout.checkpoint(checkpoint)}{layout.MANIFEST}"
         manifest = manifest_folders.read_manifest(self.run.store, layout.checkpoint(checkpoint))
         if manifest is None:
@@ -79,9 +80,9 @@ class Checkpoints:
             )
 
     def prune(self, keep: int) -> list[Version]:
-        """Remove all checkpoints except the newest `keep` intact ones of the chain, and those that this run or a fork
-        of it starts from. Damaged checkpoints among the newest do not count towards `keep` and stay too. Nothing is
-        removed if no checkpoint is intact. Return the removed checkpoints."""
+        """Remove all checkpoints except the newest `keep` intact ones on the chain of attempts, and those that this run
+        or a fork of it starts from. Damaged checkpoints that are newer than the oldest of these also stay, and do not
+        count towards `keep`. Nothing is removed if no checkpoint is intact. Return the removed checkpoints."""
         spans = attempts.chain(self.run)
         found = manifest_folders.survey(self.run.own, layout.CHECKPOINTS)
         on_chain = [checkpoint for checkpoint in found.complete if attempts.accepts(spans, checkpoint)]
@@ -95,7 +96,8 @@ class Checkpoints:
         )
 
     def _newest_intact(self, oldest_first: Sequence[Version], keep: int) -> list[Version]:
-        """Return the newest `keep` intact checkpoints and the damaged ones among them; nothing if none is intact."""
+        """Return the newest `keep` intact checkpoints, and the damaged ones that are newer than the oldest of them.
+        Return an empty list if none is intact."""
         newest: list[Version] = []
         intact = 0
         for checkpoint in reversed(oldest_first):
@@ -106,8 +108,8 @@ class Checkpoints:
         return newest if intact else []
 
     def _is_intact(self, checkpoint: Version) -> bool:
-        """True if a checkpoint is what was saved. A checkpoint that was found intact is not read again, because reading
-        large files takes long."""
+        """True if a checkpoint is what was saved. A checkpoint that this object has found intact before is not read
+        again, because reading large files takes long."""
         if checkpoint not in self._intact:
             try:
                 self.check(checkpoint)
@@ -119,8 +121,8 @@ class Checkpoints:
 
 
 def recorded_step(run: Run, sync: int) -> int | None:
-    """Return the step that a sync follows; None if its record is missing or damaged. An error that says so is raised
-    where the record is applied."""
+    """Return the gradient step that a sync follows; None if its sync record is missing or damaged. The code that
+    applies the record raises the error."""
     key = layout.sync(sync)
     with suppress(Missing, Damaged), records.reading(f"{run.url}/{key}"):
         [step] = records.integers(records.read(run.store, key, "step"), "step")

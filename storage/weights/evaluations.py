@@ -1,7 +1,7 @@
 """Scores of versions: one record per version, written once.
 
-Each record names the record that was written before it. So a lost or replaced record is noticed, and its version is not
-evaluated again under the same name.
+Each record names the record that was written before it. So a check finds a record that was lost or replaced, and the
+version of a lost record is not evaluated again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ SCORE = ("metric", "value", "n", "seconds", "temperature", "top_p")
 
 
 class Evaluations:
-    """The `EvaluationLog` of a run."""
+    """Stores and reads the scores of a run's versions; see `EvaluationLog` in tba/interfaces.py."""
 
     def __init__(self, run: Run):
         self.run = run
-        self._newest: dict[str, Any] | None = None  # names the record that was written last
+        self._newest: dict[str, Any] | None = None  # link to the record that this object wrote last
         self._named: dict[str, Version | None] = {}  # by key of each record that was read: the version that it links to
 
     def write(self, scores: Sequence[Score]) -> None:
-        """Store the scores of each version. A version that was evaluated before keeps its earlier scores."""
+        """Store one record for each version among the scores. A version that has a record already keeps that record."""
         for version in sorted({score.version for score in scores}):
             own = [score for score in scores if score.version == version]
             record = {
@@ -46,22 +46,22 @@ class Evaluations:
             self._newest = _link(version, data)
 
     def _last_stored(self) -> dict[str, Any] | None:
-        """Return a link to the record of the newest version that has one. Which record was written last is unknown,
-        because other processes may have written records before."""
+        """Return a link to the record of the newest version that has one; None if there is no record. Other processes
+        may have written records, so it is unknown which one was written last."""
         versions = (layout.parse_evaluation(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
         newest = max((version for version in versions if version), key=lambda version: version.order, default=None)
         return _link(newest, self.run.store.read(layout.evaluation(newest))) if newest else None
 
     def done(self) -> set[Version]:
-        """Return the versions that have scores, or had scores that were lost since. Versions from which the current
-        weights do not descend are left out, because versions of the same number will be published again."""
+        """Return the versions that have scores, or had scores that are lost. Versions from which the current weights do
+        not descend are left out, because versions of the same number will be published again."""
         spans = chain(self.run)
         keys = [entry.key for entry in self.run.store.list(layout.EVALUATIONS)]
         versions = [*map(layout.parse_evaluation, keys), *self._named_by(keys)]
         return {version for version in versions if version and stands(spans, version)}
 
     def _named_by(self, keys: Sequence[str]) -> list[Version | None]:
-        """Return the versions of the records that these records link to. Each record is read once."""
+        """Return the versions of the records that the records under `keys` link to. Each record is read once."""
         new = [key for key in keys if key not in self._named and layout.is_part(key)]
         for key, data in zip(new, self.run.store.read_many(new), strict=True):
             try:
@@ -71,9 +71,9 @@ class Evaluations:
         return list(self._named.values())
 
     def scores(self, looking_at: LookingAt | None = None) -> list[Score]:
-        """Return every score, oldest version first. The scores of a version are in the order in which they were
-        written. Scores that are not finite, as a task's own measure may be, are stored as null and left out here.
-        `looking_at` decides what happens with a damaged record; by default Damaged is raised."""
+        """Return the finite scores of all versions, oldest version first. The scores of a version are in the order in
+        which they were written. A score that is not finite, as a task's own measure may be, is stored as null and left
+        out here. `looking_at` decides what happens with a damaged record; by default Damaged is raised."""
         keys = [entry.key for entry in self.run.store.list(layout.EVALUATIONS) if layout.is_part(entry.key)]
         scores: list[Score] = []
         for key, read in records.read_each(self.run.store, keys):

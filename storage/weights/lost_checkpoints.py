@@ -8,7 +8,7 @@ from storage.weights.checkpoints import recorded_step
 from tba.errors import Damaged
 from tba.types import Version
 
-_NAMED = 3  # damaged checkpoints that an error describes; events describe all
+_NAMED = 3  # number of damaged checkpoints that an error describes; events describe all of them
 
 
 def no_start(run: Run) -> Damaged:
@@ -20,7 +20,8 @@ def no_start(run: Run) -> Damaged:
 
 def none_intact(run: Run, damaged: Mapping[Version, Damaged], given_up: RetentionRecord | None = None) -> Damaged:
     """Return the error for a run without an intact checkpoint. `damaged` has its damaged checkpoints, newest first.
-    `given_up` is the record that removed tokens which steps after an older checkpoint would draw."""
+    `given_up` is the retention record that removed tokens which steps after an older checkpoint would draw, if there is
+    one."""
     reasons = [f"{checkpoint}: {error}" for checkpoint, error in damaged.items()]
     more = [f"and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
     why = "; ".join([*reasons[:_NAMED], *more])

@@ -14,7 +14,7 @@ from tba.types import Base, Version
 
 
 class Versions:
-    """The `VersionStore` of a run."""
+    """Stores and fetches the versions of a run; see `VersionStore` in tba/interfaces.py."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -56,7 +56,8 @@ class Versions:
         return _reference(self.complete())
 
     def step(self, version: Version) -> int:
-        """Return the step that a version follows. Raise Missing if the version was never published or is pruned."""
+        """Return the gradient step that a version follows. Raise Missing if the version was never published or has been
+        pruned."""
         if version not in self._steps:
             manifest = manifest_folders.read_manifest(self.run.store, layout.version(version))
             if manifest is None:
@@ -66,7 +67,8 @@ class Versions:
         return self._steps[version]
 
     def weights_sha256(self, version: Version) -> str | None:
-        """Return the digest of the trainer's weights when a version was published; None if it is not known."""
+        """Return the digest of the trainer's weights at the time when a version was published; None if the version is
+        not stored or its manifest does not have the digest."""
         manifest = manifest_folders.read_manifest(self.run.store, layout.version(version))
         return manifest.get("weights_sha256") if manifest else None
 
@@ -86,8 +88,9 @@ class Versions:
     def prune(self, *, keep: int, every: int) -> list[Version]:
         """Remove the versions that nothing needs, and return them. These versions stay: the newest `keep`; every
         `every`-th, because it is evaluated (this includes the reference, whose number is 0); those with a checkpoint of
-        the same name; and the bases of all these. If searchers go in step, versions of earlier attempts stay too if
-        they have one of the newest `keep` numbers, because a round may need such a version."""
+        the same name; and the bases of all these. If searchers go in step with the trainer (`sync.lag`), versions of
+        earlier attempts stay too if they have one of the newest `keep` numbers, because a round may need such a
+        version."""
         found = manifest_folders.survey(self.run.own, layout.VERSIONS)
         in_step = self.run.config.get("sync", {}).get("lag") is not None
         newest = found.complete[-1].number if in_step and found.complete else -1
@@ -104,8 +107,9 @@ class Versions:
         return removed + (self._prune_stranded(removed) if removed else [])
 
     def _prune_stranded(self, removed: Collection[Version]) -> list[Version]:
-        """Remove the versions that a superseded trainer has meanwhile stored as differences from a removed version. If
-        that trainer stores such a version later, it removes the version itself: it looks for the base afterwards."""
+        """Remove the versions that a superseded trainer has just stored as differences from a version in `removed`, and
+        return them. If that trainer stores such a version only later, it removes the version itself, because it looks
+        for the base after storing."""
         complete = manifest_folders.complete(self.run.own, layout.VERSIONS)
         stranded = [version for version in complete if self.base(version) in removed]
         found = manifest_folders.Found(complete=stranded, unfinished=[])

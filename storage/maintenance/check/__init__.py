@@ -1,7 +1,7 @@
-"""Checks everything that a run has stored. Finds what is damaged, missing, stored twice, or contradicts other objects.
+"""Checks the objects of a run. Finds which of them are damaged, missing, stored twice, or contradict other objects.
 
 A check reads the store itself, never a copy of it, and changes nothing. The run may be live: work in progress (shards
-that wait for the next record, a ledger that is being written, uploads without a manifest) is noted but is not a
+that no sync record admits yet, a ledger that is being written, uploads without a manifest) is noted but is not a
 problem.
 
 Each module checks one kind of object. `check` runs them in such an order that each gets what it needs from the earlier
@@ -31,8 +31,8 @@ __all__ = ["Findings", "Problem", "check"]
 
 
 def check(run: Run, *, progress: Progress | None = None) -> Findings:
-    """Check everything that a run has stored. `progress` is called with the number of objects checked so far and the
-    number of all objects."""
+    """Check the objects of a run, and return the problems and notes. `progress` is called with the number of objects
+    checked so far and the number of all objects."""
     context = CheckContext.of(run, progress or (lambda done, total: None))
     attempts, spans = check_attempts(context)
     sync_records = check_sync_records(context)
@@ -55,8 +55,8 @@ def check(run: Run, *, progress: Progress | None = None) -> Findings:
 
 
 def _newest_sync(run: Run, spans: Sequence[Span], checkpoints: Iterable[Version], versions: Iterable[Version]) -> int:
-    """Return the newest sync of the chain whose ledger must be stored, because a checkpoint or a version is stored
-    after it. In synchronous runs (`sync.lag` is 0), a version is stored before the ledger of its sync."""
+    """Return the newest sync on the chain of attempts whose ledger must be stored, because a checkpoint or a version is
+    stored after it. In synchronous runs (`sync.lag` is 0), a version is stored before the ledger of its sync."""
     ahead = int(run.config.get("sync", {}).get("lag") == 0)
     reached = [
         *(name.number for name in checkpoints if stands(spans, name)),
@@ -66,7 +66,7 @@ def _newest_sync(run: Run, spans: Sequence[Span], checkpoints: Iterable[Version]
 
 
 def _report_across_objects(context: CheckContext) -> None:
-    """Report problems that appear only when all objects have been read, and note records without a digest."""
+    """Report the problems that show only after all objects have been read, and note records without a digest."""
     findings, records = context.findings, context.records
     for key, problem in context.relations.problems():
         findings.report(key, problem)

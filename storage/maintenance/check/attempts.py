@@ -1,4 +1,5 @@
-"""Checks the records of attempts. None may be missing or damaged, and each must continue a checkpoint that is known."""
+"""Checks the records of attempts. None may be missing or damaged, and each must continue a checkpoint that is stored or
+was given up."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,8 +14,9 @@ from tba.types import Version
 
 
 def check_attempts(context: CheckContext) -> tuple[list[Attempt], list[Span]]:
-    """Return the attempts whose records can be read, and the chain of the newest attempt. If a record that the chain
-    needs cannot be read, the chain is empty, and each object of the ledger is checked only by itself."""
+    """Check the records of attempts. Return the attempts whose records can be read, and the chain of attempts that led
+    to the newest one. If a record that the chain needs cannot be read, the chain is empty, and each object of the
+    ledger is then checked only by itself."""
     findings, listed = context.findings, context.listed[layout.ATTEMPTS]
     attempts: list[Attempt] = []
     for key in listed:
@@ -35,8 +37,8 @@ def check_attempts(context: CheckContext) -> tuple[list[Attempt], list[Span]]:
 
 
 def check_continued(context: CheckContext, attempts: Sequence[Attempt], checkpoints: Collection[Version]) -> None:
-    """Check that each attempt continues one of these checkpoints, which are stored or given up. Attempts that a fork
-    inherits are checked with its parent."""
+    """Report each attempt that continues a checkpoint which is not among `checkpoints`, those that are stored or given
+    up. Attempts that a fork inherits are left to the check of its parent."""
     inherited = context.run.parent.attempts if context.run.parent else 0
     for attempt in attempts:
         if attempt.number > inherited and attempt.continues and attempt.continues not in checkpoints:

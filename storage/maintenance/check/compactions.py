@@ -1,4 +1,4 @@
-"""Checks the compactions: their records, their objects, and the rows of each shard that lies in one."""
+"""Checks the compactions: their records, their objects, and the rows of their shards."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from storage.runs.retention import RetentionRecord, given_up_payloads
 from tba.errors import Damaged, Missing
 
 Admitted = Mapping[str, tuple[Shard, SyncRecord]]
-"""The shards that records admit, by key, each with its record."""
+"""The shards that sync records admit, by key, each with its record."""
 
 
 def read_compactions(context: CheckContext) -> list[Compaction]:
-    """Return the compactions whose records can be read."""
+    """Return the compactions whose records can be read. Report damaged records."""
     compactions: list[Compaction] = []
     for key in filter(is_record, context.listed[layout.COMPACTIONS]):
         with context.findings.looking_at(key):
@@ -34,18 +34,18 @@ def read_compactions(context: CheckContext) -> list[Compaction]:
 
 
 class CompactedRows:
-    """Reads and verifies the rows of shards that lie in compactions. If a shard is compacted again meanwhile, its rows
-    are read from the new place."""
+    """Reads and verifies the rows of shards that lie in compactions. If a shard is compacted again during the check,
+    its rows are read from the new place."""
 
     def __init__(self, context: CheckContext, payloads: Sequence[RetentionRecord]):
         self._context, self._run = context, context.run
-        self._payloads = payloads  # the records that give up payloads, as known so far
+        self._payloads = payloads  # the retention records that give up payloads, as read last
         self._compactions = Compactions(context.run)
-        self._opened: tuple[Compaction, pq.ParquetFile] | None = None  # the last one, as its shards are read in turn
+        self._opened: tuple[Compaction, pq.ParquetFile] | None = None  # only the last object
 
     def read(self, place: Place, record: SyncRecord) -> pa.Table:
-        """Return the rows of a shard that `record` admits. Raise Missing or Damaged if they are not what was
-        admitted."""
+        """Return the rows of a shard that `record` admits. Raise Missing or Damaged if they cannot be found or do not
+        match the records."""
         try:
             file = self.open_object(place.compaction)
         except Missing:
@@ -58,18 +58,18 @@ class CompactedRows:
 
     def place_now(self, shard: Shard, gone: Place | None) -> Place | None:
         """Return the new place of a shard that was not found at the place `gone`, because it has been compacted,
-        perhaps again. Return None if there is no new place."""
+        perhaps again. Return None if it has no new place."""
         known = self._compactions.place(shard)
         now = self._compactions.place_now(shard, known) if known in (None, gone) else known
         return None if now == gone else now
 
     def has_taken_in(self, key: str) -> bool:
-        """True if a shard of this key now lies in a compaction."""
+        """Look at the store again. True if a shard with this key now lies in a compaction."""
         self._compactions.look()
         return key in self._compactions.shards()
 
     def open_object(self, compaction: Compaction) -> pq.ParquetFile:
-        """Return the object of a compaction after verifying it whole."""
+        """Return the object of a compaction as a Parquet file, after comparing it with its record."""
         if self._opened is None or self._opened[0] != compaction:
             self._opened = compaction, self._open(compaction)
         return self._opened[1]
@@ -101,15 +101,16 @@ class CompactedRows:
                 raise Damaged(f"{key}: {part.given_up} rows lack their tokens, but no retention record gives these up")
 
     def _gives_up(self, part: Part) -> bool:
-        """True if a retention record gives up the payloads of a shard. Records that were written during the check count
-        too."""
+        """True if a retention record says that payloads of this shard were removed. Retention records written since the
+        check began are read too."""
         if not _is_given_up(part.sync, self._payloads):
             self._payloads = given_up_payloads(self._run)
         return _is_given_up(part.sync, self._payloads)
 
 
 class CompactionCheck:
-    """Checks compactions against the shards that records admit, and adds their rows to the relations."""
+    """Checks compactions against the shards that sync records admit, and adds the rows of these shards to the
+    relations."""
 
     def __init__(
         self, context: CheckContext, rows: CompactedRows, compactions: Sequence[Compaction], admitted: Admitted
@@ -137,7 +138,8 @@ class CompactionCheck:
                 self._check_admitted(compaction)
 
     def note_leftovers(self) -> None:
-        """Note the objects that a killed or running compaction has left. The next compaction removes them."""
+        """Note the objects that a compaction leaves if it is killed, or while it runs. The next compaction removes
+        them."""
         listed = self._context.listed[layout.TRAJECTORIES]
         doubled = [shard.key for shard, _ in self._admitted.values() if self.holds(shard) and shard.key in listed]
         if doubled := [key for key in doubled if not self._context.is_inherited(key)]:
@@ -152,21 +154,22 @@ class CompactionCheck:
                 self._findings.note(f"{key} is unfinished, or another compaction has replaced it")
 
     def _parts(self, compaction: Compaction) -> list[tuple[Part, SyncRecord]]:
-        """Return the parts of a compaction whose shards are admitted, each with the record that admits its shard."""
+        """Return the parts of a compaction whose shards are admitted, each with the sync record that admits its
+        shard."""
         parts = (part for part in compaction.parts if part.shard.key in self._admitted)
         return [(part, self._admitted[part.shard.key][1]) for part in parts]
 
     def _counts(self, compaction: Compaction, part: Part) -> bool:
-        """True if an admitted shard is read from this compaction, and not from one of higher rank."""
+        """True if readers read an admitted shard from this compaction, and not from one of higher rank."""
         place = self._places.get((part.shard.key, part.shard.sha256))
         return self._is_admitted(part) and place == (compaction, part)
 
     def _is_admitted(self, part: Part) -> bool:
-        """True if a record admits the shard exactly as the compaction describes it."""
+        """True if a sync record admits the shard exactly as the compaction describes it."""
         return part.shard.key in self._admitted and self._admitted[part.shard.key][0] == part.shard
 
     def _check_lost(self, compaction: Compaction) -> None:
-        """Report a missing object if it held shards that lie nowhere else."""
+        """Report the missing object of a compaction if it held shards that lie nowhere else."""
         lost = [
             part.shard
             for part, _ in self._parts(compaction)
@@ -185,7 +188,7 @@ class CompactionCheck:
                 )
 
     def _has_new_record(self, sync: int) -> bool:
-        """True if the record of this sync was written after the records were listed."""
+        """True if the record of this sync was written after the sync records were listed."""
         key = layout.sync(sync)
         return key not in self._context.listed[layout.SYNCS] and self._context.run.store.exists(key)
 

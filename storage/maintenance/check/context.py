@@ -19,8 +19,8 @@ FOLDERS = (
     layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ATTEMPTS, layout.RETENTION, layout.EVENTS,
     layout.ROLES, layout.FORKS,
 )  # fmt: skip
-"""The folders of a run in the order in which they are listed. An object that refers to others is listed before them, so
-an object that a live run writes meanwhile is never reported as missing."""
+"""The folders of a run in the order in which they are listed. An object that refers to others is listed before them. So
+an object that a live run writes during the listing is never reported as missing."""
 
 Listing = Mapping[str, Mapping[str, Entry]]
 """For each folder, the entries of its objects by key, in the order of the keys."""
@@ -30,15 +30,16 @@ Listing = Mapping[str, Mapping[str, Entry]]
 class CheckContext:
     run: Run
     listed: Listing  # the objects that were there when the check began
-    strangers: Sequence[str]  # keys that were listed too, but are not part of a run
+    strangers: Sequence[str]  # keys of objects in the run's folder that are not part of a run
     reading: ReadAhead  # reads objects that are not records
     records: RecordDigests  # reads records
     findings: FindingsLog
-    relations: Relations  # the rows that must fit together
+    relations: Relations  # the rows that must agree with each other
 
     @classmethod
     def of(cls, run: Run, progress: Progress) -> Self:
-        """List all objects of a run, each folder once."""
+        """Return the context for a check of this run. The folders are listed here, once and in the order of
+        `FOLDERS`."""
         listed = {
             folder: {entry.key: entry for entry in run.store.list(folder) if layout.is_part(entry.key)}
             for folder in FOLDERS
@@ -57,12 +58,13 @@ class CheckContext:
         )
 
     def is_inherited(self, key: str) -> bool:
-        """True if an object belongs to the parent, so that the check of the parent covers it."""
+        """True if a fork inherits the object. The check of its parent covers the object then."""
         return self.run.owner_of(key) is not self.run
 
 
 def _is_read_whole(entry: Entry) -> bool:
-    """True unless the object is a file of a version or checkpoint, or a compaction, which are read in other ways."""
+    """True unless the object is a file of a version or checkpoint, or the object of a compaction. Those are read in
+    other ways."""
     is_file = layout.parse_folder(entry.key) and not _is_manifest(entry.key)
     return not is_file and (layout.parse_compaction(entry.key) is None or is_record(entry.key))
 

@@ -19,10 +19,10 @@ class Problem:
 
 @dataclass
 class Findings:
-    """What a check looked at and what it found."""
+    """The result of a check."""
 
     run: str
-    checked: dict[str, int] = field(default_factory=dict)  # the number of things of each kind
+    checked: dict[str, int] = field(default_factory=dict)  # number of checked things by kind
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # worth knowing, but not wrong
 
@@ -43,7 +43,7 @@ class FindingsLog:
         self.findings.problems.append(Problem(key, problem))
 
     def report_unless_known(self, key: str, problem: str) -> None:
-        """Report a problem of an object unless a problem of the object is reported already."""
+        """Report a problem of an object, unless a problem of this object has been reported already."""
         if all(known.key != key for known in self.findings.problems):
             self.report(key, problem)
 
@@ -55,8 +55,8 @@ class FindingsLog:
 
     @contextmanager
     def looking_at(self, key: str) -> Iterator[None]:
-        """Report what the block finds wrong with an object, and continue after the block. If the store does not answer,
-        this is not a problem of the object: the error is raised and ends the check."""
+        """If the block finds the object `key` missing or damaged, report the problem and continue after the block. If
+        the store does not answer, this is not a problem of the object: the error is raised and ends the check."""
         try:
             with records.reading(key):
                 yield

@@ -1,5 +1,5 @@
-"""Checks the records of a run's forks, which pruning must understand. For a fork, also checks that its parent has a
-record of it."""
+"""Checks a run's records of its forks, which pruning has to read. For a fork, also checks that its parent has a record
+of the fork."""
 
 from contextlib import suppress
 
@@ -16,7 +16,7 @@ from tba.types import Version
 def check_forks(context: CheckContext) -> None:
     run, findings, forks = context.run, context.findings, context.listed[layout.FORKS]
     for key in forks:
-        with findings.looking_at(key), suppress(Missing):  # removed meanwhile: the fork was abandoned before it existed
+        with findings.looking_at(key), suppress(Missing):  # just removed: the fork was abandoned before it existed
             origin = Parent.decode(context.records.decode(key, "fork"), key)
             if origin.run != run.name:
                 findings.report(key, f"is the record of a fork of another run, {origin.run!r}")
@@ -34,7 +34,7 @@ def check_forks(context: CheckContext) -> None:
 
 
 def versions_of_parent(run: Run) -> list[Version]:
-    """Return all versions of a fork's parent, also those that the fork does not inherit. A fork that replays admits
+    """Return all versions of a fork's parent, including those that the fork does not inherit. A replay admits
     trajectories that the parent recorded later, and these may cite such versions."""
     if run.older is None:
         return []
@@ -42,8 +42,8 @@ def versions_of_parent(run: Run) -> list[Version]:
 
 
 def _registered_origins(run: Run, parent: Run) -> list[Parent]:
-    """Return where the fork leaves its parent according to the parent's records. Records that cannot be read are
-    skipped, because the check of the parent reports them."""
+    """Return where the fork starts, according to each readable record that the parent has of this fork. The check of
+    the parent reports records that cannot be read."""
     found: list[Parent] = []
     for key in (entry.key for entry in parent.own.list(layout.FORKS) if layout.is_part(entry.key)):
         with suppress(Missing, Damaged):

@@ -1,7 +1,7 @@
 """Checks the ledger: the draws and the steps of each sync, and the record with the digests of both.
 
-The ledger of the chain of attempts must have no gap up to the newest sync that the ledger, a version or a checkpoint
-has reached. Objects that other attempts have left are checked too, each by itself.
+For the chain of attempts, the ledger must have no gap up to the newest sync that the ledger, a version or a checkpoint
+has reached. Objects of other attempts are checked too, each by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from tba.errors import Damaged
 from tba.types import Version
 
 Weights = Mapping[Version, str | None]
-"""The sha256 of the weights of each version; None if its manifest does not have it."""
+"""By version: the sha256 of its weights; None if its manifest does not have it."""
 
 
 def check_ledger(
     context: CheckContext, spans: Sequence[Span], sync_records: Sequence[SyncRecord], weights: Weights, *, reached: int
 ) -> None:
-    """Check the ledger. Add the rows of the chain to the relations, with the steps that each sync must have. `reached`
-    is the newest sync of the chain that a version or a checkpoint has reached."""
+    """Check the ledger. Add to the relations the rows of the chain of attempts `spans`, and the steps that each sync
+    must have. `reached` is the newest sync of the chain that a version or a checkpoint has reached."""
     findings = context.findings
     draws, steps = _syncs_in(context, layout.DRAWS), _syncs_in(context, layout.STEPS)
     whole = draws & steps
@@ -54,8 +54,8 @@ def _syncs_in(context: CheckContext, folder: str) -> set[Version]:
 
 
 def _check_records(context: CheckContext, expected: set[Version], *, reached: int) -> dict[Version, LedgerRecord]:
-    """Return the ledger record of each sync. Report missing records of `expected` syncs, but only note those that an
-    older run never had."""
+    """Check the ledger records, and return them by sync and attempt. Report each missing record of an `expected` sync
+    up to `reached`. If an older run never wrote such records, only note this."""
     findings, listed = context.findings, context.listed[layout.LEDGER]
     ledger_records: dict[Version, LedgerRecord] = {}
     for key in listed:
@@ -82,8 +82,8 @@ def _check_records(context: CheckContext, expected: set[Version], *, reached: in
 
 
 class _LedgerObjects:
-    """Checks objects of draws and of steps against their records. Adds the rows of `expected` syncs to the relations,
-    which check how they fit together."""
+    """Checks objects of draws and of steps against their ledger records. Adds the rows of `expected` syncs to the
+    relations, which check that these rows agree with each other."""
 
     def __init__(
         self,
@@ -135,14 +135,15 @@ class _LedgerObjects:
 
 
 def _check_column(table: pa.Table, column: str, value: int) -> None:
-    """Raise Damaged if a row has another value than the name of the object."""
+    """Raise Damaged if a row of the column has another value than `value`, which follows from the name of the
+    object."""
     if set(table[column].to_pylist()) - {value}:
         raise Damaged(f"has rows of another {column} than its name says")
 
 
 def _relate_steps(context: CheckContext, expected: set[Version], step_of: Mapping[int, int]) -> None:
-    """Add to the relations which steps each sync of the chain must have. They begin after the step that the previous
-    sync record follows, and end with the step that its own sync record follows."""
+    """Add to the relations which steps each expected sync must have: those after the step that the previous sync record
+    follows, up to the step that its own sync record follows. Report sync records that are missing."""
     for name in sorted(expected):
         key = layout.sync(name.number)
         if key not in context.listed[layout.SYNCS]:

@@ -1,13 +1,13 @@
-"""Notes what is not part of a run: objects that somebody else has stored, and unfinished writes."""
+"""Notes objects that are not part of a run, which somebody else has stored, and unfinished writes."""
 
 from storage import layout
 from storage.maintenance.check.context import CheckContext
 
-_SHOWN = 20  # number of such objects that are named; the others are only counted
+_SHOWN = 20  # number of objects that notes name; the others are only counted
 
 
 def check_other_objects(context: CheckContext) -> None:
-    """Note objects that are not part of a run, which nothing reads. Report names of the run at which something lies
+    """Note unfinished writes, and objects that are not part of a run. Report names of the run at which something lies
     that is not a file."""
     store, findings = context.run.store, context.findings
     if left := store.unfinished():

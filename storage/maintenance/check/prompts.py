@@ -10,8 +10,8 @@ from storage.objects.digests import Digest
 
 
 def check_prompts(context: CheckContext) -> None:
-    """Check that the prompts of all trajectories and evaluations are stored and undamaged. Add the prompts of the
-    training split to the relations."""
+    """Check that the prompts are stored if there are trajectories or evaluations, and that all stored prompts are
+    undamaged. Add the prompts of the training split to the relations."""
     listed = context.listed[layout.PROMPTS]
     for prefix, split in ((layout.TRAJECTORIES, "train"), (layout.EVALUATIONS, "test")):
         key = layout.prompts(split)
@@ -26,7 +26,7 @@ def check_prompts(context: CheckContext) -> None:
 
 
 def _check_records(context: CheckContext) -> dict[str, Digest]:
-    """Return the digest of each split that has a record."""
+    """Check the records of prompts. Return the digest of each split that has a readable record."""
     findings, listed = context.findings, context.listed[layout.PROMPTS]
     digests: dict[str, Digest] = {}
     for key in listed:
@@ -43,13 +43,13 @@ def _check_records(context: CheckContext) -> dict[str, Digest]:
 
 
 def _check_every_record_is_there(context: CheckContext, lacking: Mapping[str, str]) -> None:
-    """Report that the record of each object in `lacking` is missing; `lacking` has the split of each object by key. In
-    older runs, which have no such records, and in a run without syncs, whose trainer may be about to write them, only
-    note this."""
+    """Report that the record of each object in `lacking` is missing; `lacking` has the split of each object by key.
+    Only note this in older runs, which have no such records, and in a run without syncs, whose trainer may be about to
+    write them."""
     for key, split in lacking.items():
         record_key = layout.prompts_record(split)
         if record_key in context.listed[layout.PROMPTS]:
-            continue  # its record exists but cannot be read, which is already reported
+            continue  # the record exists but cannot be read, which is already reported
         if context.run.owner_of(key).digests and context.listed[layout.SYNCS]:
             context.findings.report(record_key, "is missing")
         else:

@@ -1,5 +1,5 @@
-"""Checks the digests of records: whether each record has a digest, and whether it is the record that the next record
-names."""
+"""Checks the digests of records: whether each record has a digest, and whether each record is the one that the next
+record names."""
 
 from collections.abc import Iterator
 from hashlib import sha256
@@ -12,14 +12,14 @@ from tba.errors import Missing
 
 
 class RecordDigests:
-    """Reads the records of a run, each once, and remembers the sha256 of each."""
+    """Reads the records of a run, and remembers the sha256 of each."""
 
     def __init__(self, run: Run, reading: ReadAhead):
         self.run, self._reading = run, reading
         self.unverified: list[str] = []  # keys of records that older versions wrote, without a digest
         self._lacking: list[str] = []  # keys of records without a digest, in runs whose records all have one
         self._sha256: dict[str, str] = {}
-        self._links: list[tuple[str, str, str]] = []  # a record, the record that it names, and the sha256 it states
+        self._links: list[tuple[str, str, str]] = []  # a record, the record that it names, and the stated sha256
 
     def read(self, key: str) -> bytes:
         data = self._reading.read(key)
@@ -34,14 +34,14 @@ class RecordDigests:
         return records.decode(self.read(key), f"{self.run.url}/{key}", *fields)
 
     def link(self, key: str, previous: str, said: str | None) -> None:
-        """Note that a record names another record and its sha256, which `problems` compares. Records that a fork
-        inherits are left out, because the check of the parent covers them."""
+        """Remember that the record `key` names the record `previous` with the sha256 `said`; `problems` compares them.
+        Records that a fork inherits are left to the check of its parent."""
         if said and self.run.owner_of(key) is self.run:
             self._links.append((key, previous, said))
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield records without a digest in runs whose records all have one, and records that are missing or differ
-        from what the next record names."""
+        """Yield keys of records with what is wrong: records without a digest in runs whose records all have one, and
+        records that are missing or do not match the sha256 that the next record states."""
         for key in self._lacking:
             yield key, "has no digest, but every record of this run was written with one"
         for key, previous, said in self._links:

@@ -1,4 +1,5 @@
-"""Checks how the rows of a run fit together: runs the queries of sql/check.sql over what the checkers have read."""
+"""Checks that the rows of a run agree with each other: runs the queries of sql/check.sql over what the checkers have
+read."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -42,7 +43,7 @@ from drawn
 
 
 class Relations:
-    """Collects the rows of every readable object, with the columns that the queries need."""
+    """Collects the rows of readable objects, with the columns that the queries need."""
 
     def __init__(self, *, slots: int | None, responses: int | None):
         self.rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -50,7 +51,7 @@ class Relations:
         self.rows["numbers"].append({"slots": slots, "responses": responses})
 
     def add_shard(self, searcher: int, seq: int, rows: int, *, sync: int, step: int) -> None:
-        """Add what a record says about a shard that it admits."""
+        """Add what a sync record says about a shard that it admits."""
         shard = {"searcher": searcher, "seq": seq, "rows": rows, "sync": sync, "step": step}
         self.rows["shards"].append(shard)
 
@@ -70,7 +71,7 @@ class Relations:
         self.rows["readable"].append({"key": key})
 
     def add_sync(self, sync: int, steps: range, *, steps_key: str, draws_key: str) -> None:
-        """Add which steps a sync of the chain closes, and where its ledger is."""
+        """Add which steps the ledger of a sync must have, and in which objects."""
         record = {"sync": sync, "first_step": steps[0], "last_step": steps[-1]}
         self.rows["recorded"].append({**record, "steps_key": steps_key, "draws_key": draws_key})
 
@@ -81,7 +82,8 @@ class Relations:
         return sum(map(len, self.tables[name]))
 
     def problems(self) -> list[tuple[str, str]]:
-        """Return the key of an object and what is wrong with it, for every row that a query of check.sql returns."""
+        """Run the queries of check.sql. Return, for each row of their results, the key of an object and what is wrong
+        with the object. Of each query, at most `_SHOWN` rows are returned, and then the number of the others."""
         problems: list[tuple[str, str]] = []
         with duckdb.connect(":memory:", config={"temp_directory": ""}) as con:
             for name in _TABLES:
@@ -95,7 +97,8 @@ class Relations:
         return problems
 
     def _add(self, name: str, table: pa.Table, **known: Any) -> None:
-        """Add the columns of a table that has been read, and the `known` values that all its rows share."""
+        """Add those columns of a table that the queries need. `known` has the columns whose value is the same in all
+        rows."""
         schema = _schema(name)
         columns = [
             pa.array([known[field.name]] * len(table), field.type)

@@ -1,4 +1,4 @@
-"""Checks the retention records, which say what has been given up."""
+"""Checks the retention records."""
 
 from storage import layout
 from storage.maintenance.check.context import CheckContext
@@ -9,8 +9,8 @@ from tba.types import Version
 
 
 def check_retention(context: CheckContext) -> tuple[GivenUp, list[RetentionRecord]]:
-    """Return all that the records give up, and the records that give up payloads. If a record cannot be read, nothing
-    counts as given up."""
+    """Check the retention records. Return what they give up, and the records that give up payloads. If a record cannot
+    be read, no version, checkpoint or shard counts as given up."""
     findings = context.findings
     for key in context.listed[layout.RETENTION]:
         with findings.looking_at(key):

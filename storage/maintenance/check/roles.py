@@ -1,4 +1,4 @@
-"""Checks the records of a run and its roles that no other record refers to: run.json, state, leases and events."""
+"""Checks run.json, the wanted state, the leases and the events."""
 
 from storage import layout
 from storage.maintenance.check.context import CheckContext

@@ -1,4 +1,5 @@
-"""Checks the shards of trajectories: admitted shards, wherever they lie, and shards that wait for a record."""
+"""Checks the shards of trajectories: admitted ones, stored alone or in a compaction, and those that no sync record has
+admitted yet."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -21,9 +22,9 @@ def check_shards(
     lost: Collection[str],
     payloads: Sequence[RetentionRecord],
 ) -> None:
-    """Check every shard by itself and against its record, whether it is an object of its own or in a compaction. `lost`
-    has the keys of admitted shards that were given up; `payloads` has the records that give up payloads. Add what the
-    sync records say about shards, and all rows, to the relations."""
+    """Check each shard by itself and against its sync record, whether it is an object of its own or lies in a
+    compaction. `lost` has the keys of admitted shards that were given up; `payloads` has the retention records that
+    give up payloads. Add what the sync records say about shards, and all rows, to the relations."""
     findings, relations = context.findings, context.relations
     admitted = {shard.key: (shard, record) for record in sync_records for shard in record.shards}
     rows = CompactedRows(context, payloads)
@@ -44,7 +45,7 @@ def check_shards(
 
 
 def check_waiting_shards(context: CheckContext, rows: CompactedRows, sync_records: Sequence[SyncRecord]) -> None:
-    """Check the shards that no record names, and note those that a record has refused."""
+    """Check the shards that no sync record names, and note those that a sync record has refused."""
     refused = {refusal.key: refusal.reason for record in sync_records for refusal in record.refused}
     spoken_of = {shard.key for record in sync_records for shard in record.shards} | refused.keys()
     for key, reason in refused.items():
@@ -63,8 +64,8 @@ def check_waiting_shards(context: CheckContext, rows: CompactedRows, sync_record
 
 
 def _read_admitted(context: CheckContext, rows: CompactedRows, shard: Shard, record: SyncRecord) -> pa.Table:
-    """Return the rows of a shard that was an object of its own when the check began. Raise Missing or Damaged unless it
-    is what was admitted."""
+    """Return the rows of a shard that was an object of its own when the check began. Raise Missing or Damaged if the
+    shard does not match its sync record."""
     try:
         data = context.reading.read(shard.key)
     except Missing:
@@ -82,7 +83,8 @@ def _read_admitted(context: CheckContext, rows: CompactedRows, shard: Shard, rec
 
 
 def _read_waiting(context: CheckContext, rows: CompactedRows, key: str) -> bytes | None:
-    """Return the bytes of a shard that waits for a record; None if it has been admitted and compacted meanwhile."""
+    """Return the bytes of a shard that no sync record named when the check began. Return None if it has been admitted
+    and compacted since then."""
     try:
         return context.reading.read(key)
     except Missing:

@@ -1,4 +1,4 @@
-"""Checks the sync records. None may be missing, each must have the hash of the previous record, and no shard may be
+"""Checks the sync records. None may be missing, each must hold the sha256 of the previous record, and no shard may be
 admitted twice."""
 
 import hashlib
@@ -12,10 +12,10 @@ from tba.errors import Damaged
 
 
 def check_sync_records(context: CheckContext) -> list[SyncRecord]:
-    """Return the records that can be read, in order, up to the first gap."""
+    """Check the sync records. Return those that can be read, in order, up to the first gap."""
     findings = context.findings
     found: list[SyncRecord] = []
-    admitted: dict[str, str] = {}  # the record that admits each shard
+    admitted: dict[str, str] = {}  # by key of a shard: the key of the record that admits it
     previous: str | None = None
     for number, key in enumerate(context.listed[layout.SYNCS]):
         if key != layout.sync(number):

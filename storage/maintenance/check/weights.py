@@ -1,4 +1,4 @@
-"""Checks versions and checkpoints, which are folders with manifests of their files, and the evaluations of versions."""
+"""Checks versions and checkpoints, which are manifest folders, and the evaluations of versions."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -18,12 +18,12 @@ from tba.types import Version
 
 Manifest = dict[str, Any]
 CheckManifest = Callable[[Version, Manifest], Version]
-"""Checks the manifest in the folder of this name, and returns the name that the manifest states."""
+"""Checks a manifest, given the name of its folder. Returns the name that the manifest states."""
 
 
 def check_versions(context: CheckContext, removed: GivenUp) -> dict[Version, str | None]:
     """Check the versions. Return each complete version with the sha256 of its weights, which the ledger has too, or
-    None if the manifest does not have it. Versions in `removed` are given up and may be disappearing."""
+    None if its manifest does not have the sha256. Versions in `removed` are given up and may just be removed."""
     digests: dict[Version, str | None] = {}
 
     def check_manifest(version: Version, manifest: Manifest) -> Version:
@@ -36,8 +36,8 @@ def check_versions(context: CheckContext, removed: GivenUp) -> dict[Version, str
 
 
 def check_checkpoints(context: CheckContext, removed: GivenUp) -> list[Version]:
-    """Check the checkpoints. Return the complete ones. Checkpoints in `removed` are given up and may be
-    disappearing."""
+    """Check the checkpoints, and return the complete ones. Checkpoints in `removed` are given up and may just be
+    removed."""
 
     def check_manifest(checkpoint: Version, manifest: Manifest) -> Version:
         fitting([tables.checkpoint_row(checkpoint, manifest)], tables.CHECKPOINTS)
@@ -48,8 +48,8 @@ def check_checkpoints(context: CheckContext, removed: GivenUp) -> list[Version]:
 
 
 def check_evaluations(context: CheckContext, published: Collection[Version]) -> list[Version]:
-    """Check that each evaluation is of one of these versions, which are stored or given up. Return the versions that
-    were evaluated."""
+    """Check the evaluations. Each must be of a version in `published`, those that are stored or given up. Return the
+    versions that were evaluated."""
     findings = context.findings
     evaluated: list[Version] = []
     for key in context.listed[layout.EVALUATIONS]:
@@ -72,7 +72,7 @@ def check_evaluations(context: CheckContext, published: Collection[Version]) -> 
 def _check_folders(
     context: CheckContext, prefix: str, removed: Collection[Version], check_manifest: CheckManifest
 ) -> list[Version]:
-    """Check the files of each folder under `prefix`. Return the names of the complete folders."""
+    """Check the files of each folder under `prefix`. Return the names of the folders that have a manifest."""
     findings, listed = context.findings, context.listed[prefix]
     complete: list[Version] = []
     for name in sorted({place[0] for key in listed if (place := layout.parse_folder(key))}):
@@ -114,8 +114,8 @@ def _check_file_name(folder: str, name: str) -> None:
 
 
 def _is_being_removed(context: CheckContext, prefix: str, name: Version) -> bool:
-    """True if a folder has lost its manifest and is now given up. A folder that is given up but that a fork needs keeps
-    its manifest."""
+    """True if a folder is given up and has just lost its manifest. A folder that is given up but that a fork needs
+    keeps its manifest."""
     if context.run.store.exists(f"{prefix}{name}/{layout.MANIFEST}"):
         return False
     removed = given_up(context.run)

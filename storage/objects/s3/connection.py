@@ -11,8 +11,7 @@ from storage.objects.s3.refusals import describe
 from tba.errors import ConfigError
 
 SILENCE = 30.0
-"""Seconds after which a try ends if the server sends nothing. If half of the deadline is shorter, it is used
-instead."""
+"""Seconds after which a try ends if the server sends nothing; half of the deadline if that is shorter."""
 
 _SETTINGS = {
     "connect_timeout": 5,
@@ -32,7 +31,8 @@ def connect(*, deadline: float) -> s3fs.S3FileSystem:
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
-    """Return what a connection depends on: the settings, and the process, as threads do not survive a fork."""
+    """Return what a connection depends on: the AWS_* variables, and the process id, because the connection's thread
+    does not survive `os.fork`."""
     settings = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     return (*sorted(settings.items()), ("pid", str(os.getpid())))
 

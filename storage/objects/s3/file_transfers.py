@@ -12,9 +12,9 @@ from storage.objects.s3.unfinished_uploads import UnfinishedUploads
 from tba.errors import Missing, StorageError
 
 PART = 16 << 20
-"""The number of bytes of a file that one request moves."""
+"""Bytes of a file that one request moves. An upload that would need more than `_MOST_PARTS` parts uses larger parts."""
 
-_PARTS_AT_ONCE = 8  # of one file, so at most 128 MiB of it in memory
+_PARTS_AT_ONCE = 8  # of one file: 128 MiB in memory, more for a file that needs larger parts
 _MOST_PARTS = 10_000  # of one upload
 
 

@@ -1,4 +1,4 @@
-"""Lists objects and folders under a prefix, however many pages the server needs."""
+"""Lists objects and folders under a prefix. A long listing takes several requests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class Listings:
         pages = await self._pages(prefix, **start)
         objects = (found for page in pages for found in page.get("Contents", ()))
         entries = (Entry(found["Key"].removeprefix(self._requests.prefix), found["Size"]) for found in objects)
-        return [entry for entry in entries if not entry.key.endswith("/")]  # consoles mark folders so
+        return [entry for entry in entries if not entry.key.endswith("/")]  # S3 consoles mark folders with such names
 
     async def folders(self, prefix: str) -> Sequence[str]:
         """Return the names of the folders directly under a folder."""

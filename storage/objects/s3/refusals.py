@@ -1,4 +1,5 @@
-"""Judges the answers of an S3 server: which are final, which another try may change, and which are incomplete."""
+"""Classifies the answers of an S3 server: final refusals, failures that another try may change, and incomplete
+answers."""
 
 import re
 from typing import Any
@@ -13,7 +14,7 @@ UNANSWERED = (
     botocore.exceptions.IncompleteReadError,
     botocore.parsers.ResponseParserError,
     aiohttp.ClientError,
-    OSError,  # with it TimeoutError
+    OSError,  # includes TimeoutError
 )
 _TRY_AGAIN = {408, 409, 429}  # and every status from 500 on but 501
 _TRY_AGAIN_CODES = {"RequestTimeout", "SlowDown", "XAmzContentSHA256Mismatch", "IncompleteBody", "BadDigest"}
@@ -26,12 +27,12 @@ _ESSENTIAL = {
     "complete_multipart_upload": "ETag",
     "list_objects_v2": "IsTruncated",
 }
-"""The field that every answer to an operation has, even an empty listing. If an answer lacks the field, something
+"""For each operation, a field that all its answers have, even an empty listing. If an answer lacks the field, something
 between server and client has replaced the answer."""
 
 
 class Refused(Exception):
-    """An answer that another try would not change."""
+    """A final refusal by the server: another try would get the same answer."""
 
     def __init__(self, status: int, code: str, message: str):
         super().__init__(f"{code}: {message}" if message else code)
@@ -44,7 +45,7 @@ class CutShort(OSError):
 
 
 def final_refusal(error: Exception, operation: str) -> Refused | None:
-    """Return the final refusal that an error contains; None if another try may succeed."""
+    """Return the final refusal that an error stands for; None if another try may succeed."""
     if said := _said(error):
         busy = said.status in _TRY_AGAIN or (said.status >= 500 and said.status != 501)
         # The body of a 404 says what is missing: object, bucket or upload. Only the answer to HEAD has no body.
@@ -56,7 +57,7 @@ def final_refusal(error: Exception, operation: str) -> Refused | None:
 
 
 def describe(error: Exception) -> str:
-    """Return what went wrong with a request, without any password."""
+    """Return what went wrong with a request. Passwords in URLs are removed."""
     text = str(_said(error) or error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
     return re.sub(r"//[^/@\s]*@", "//", text)  # an endpoint may carry a password
 
@@ -74,7 +75,7 @@ def check_whole(operation: str, answer: dict[str, Any]) -> None:
 
 
 def _said(error: Exception) -> Refused | None:
-    """Return what the server said; None if it said nothing."""
+    """Return the refusal of the server that an error carries; None if the error is not an answer of the server."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if not isinstance(response, dict):
         return None
@@ -83,8 +84,8 @@ def _said(error: Exception) -> Refused | None:
 
 
 def _promised_bytes(answer: dict[str, Any]) -> int | None:
-    """Return how many bytes the body of an answer must have, according to its range or to our own metadata; None if
-    neither says so. Content-Length is not used."""
+    """Return how many bytes the body of an answer must have, according to its range or to the `length` in our own
+    metadata; None if neither says so. Content-Length is not used."""
     if part := re.fullmatch(r"bytes (\d+)-(\d+)/.*", answer.get("ContentRange", "")):
         return int(part[2]) - int(part[1]) + 1
     length = answer.get("Metadata", {}).get("length", "")

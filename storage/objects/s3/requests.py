@@ -1,9 +1,9 @@
 """Sends requests to a bucket, repeats them until a deadline, and makes conditional writes safe to repeat.
 
-Every request goes through `send`, which repeats it until the deadline. The HTTP client below may repeat it too. So a
+Every request goes through `send`, which repeats it until the deadline. The HTTP client may repeat the request too. So a
 conditional write can be refused because an earlier try has already succeeded and only its answer was lost. Therefore
-each write puts a token of its own into the object's metadata. A write that is refused checks whether the stored object
-has this token: then the write has succeeded.
+each write puts a token of its own into the object's metadata. If a write is refused, it checks whether the stored
+object has this token: then the write has succeeded.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries: the first pause, and the longest."""
+"""Seconds to wait before the second try, and the longest wait between two tries."""
 
 _OF_A_PREFIX = {"list_objects_v2", "list_multipart_uploads"}
 
@@ -86,7 +86,8 @@ class Requests:
         return answer
 
     async def head(self, key: str) -> dict[str, Any] | None:
-        """Return size, tag and metadata of an object; None if there is no such object."""
+        """Return what the server says about an object: its size, tag and metadata. Return None if there is no such
+        object."""
         try:
             return await self.send("head_object", key)
         except Refused as refused:
@@ -95,7 +96,7 @@ class Requests:
             return None
 
     async def write(self, key: str, data: bytes, **condition: str) -> str | None:
-        """Write an object and return its tag; None if the condition did not hold."""
+        """Write an object and return its tag; None if the condition did not hold, so that nothing was written."""
         token = make_token(len(data))
         try:
             return tag_of(await self.send("put_object", key, Body=data, Metadata=token, **condition))
@@ -111,7 +112,7 @@ class Requests:
         return tag_of(found) if found and found["Metadata"] == token else None
 
     def fail(self, key: str, refused: Refused) -> NoReturn:
-        """Raise a refusal as an error that names the key."""
+        """Raise the error of this project that a refusal stands for. The error names the key."""
         if refused.code == "NoSuchBucket":
             raise StorageError(f"{self.url}: there is no bucket {self.bucket!r}") from None
         if refused.status == 404:
@@ -124,7 +125,7 @@ class Requests:
 
 
 def make_token(length: int) -> dict[str, str]:
-    """Return metadata that identifies a write of so many bytes."""
+    """Return new metadata that identifies one write of `length` bytes."""
     return {"write": secrets.token_hex(16), "length": str(length)}
 
 

@@ -94,14 +94,15 @@ class S3Store:
 
     @classmethod
     def read_any(cls, url: str) -> bytes:
-        """Return the bytes of an object that others have put into a bucket. Its name need not be a key of a store."""
+        """Return the bytes of an object that others have put into a bucket. Its name need not be a valid key of a
+        store."""
         bucket, _, key = url.removeprefix("s3://").partition("/")
         store = cls(f"s3://{bucket}")
         return store._run(store._read, key)
 
     @classmethod
     def names_in(cls, url: str) -> Sequence[str]:
-        """Return the names of the objects that others have put directly into a folder."""
+        """Return the names of the objects directly in a folder of any bucket, which others may have stored."""
         bucket, _, folder = url.removeprefix("s3://").partition("/")
         store, prefix = cls(f"s3://{bucket}"), f"{folder}/" if folder else ""
         names = [entry.key.removeprefix(prefix) for entry in store._run(store._listings.entries, prefix)]
@@ -109,7 +110,7 @@ class S3Store:
 
     @contextmanager
     def _naming(self, key: str, trouble: str) -> Iterator[None]:
-        """Raise an error of this machine's disk as a StorageError that names the key."""
+        """Convert an error of this machine's disk into a StorageError that names the key."""
         try:
             yield
         except StorageError:
@@ -122,7 +123,7 @@ class S3Store:
             raise AlreadyExists(f"{self.url}/{key} exists already")
 
     async def _replace(self, key: str, data: bytes, tag: str | None) -> str:
-        """Send the tag as it is, not in quotes: Ceph's gateway compares it literally."""
+        """Replace an object. The tag is sent without quotes, because Ceph's gateway compares it literally."""
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         written = await self.requests.write(key, data, **condition)
         if written is None:

@@ -33,7 +33,8 @@ class UnfinishedUploads:
         self._requests = requests
 
     async def list(self, prefix: str) -> Sequence[Upload]:
-        """Return the uploads under a prefix that are not completed."""
+        """Return the uploads under a prefix that are not completed. If the server refuses to list them, return those
+        listed so far."""
         found: list[Upload] = []
         more: dict[str, str] | None = {}
         while more is not None:
@@ -60,8 +61,8 @@ class UnfinishedUploads:
                 await self.abort(key, upload.identity)
 
     async def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
-        """Free the parts of uploads that began, and received their last part, more than so many seconds ago. Return
-        their keys."""
+        """Free the parts of uploads that began, and received their last part, more than `seconds` ago. Return their
+        keys."""
         before = datetime.now(UTC) - timedelta(seconds=seconds)
         freed: set[str] = set()
         for upload in await self.list(prefix):
@@ -71,7 +72,7 @@ class UnfinishedUploads:
         return sorted(freed)
 
     async def _rests(self, upload: Upload, since: datetime) -> bool:
-        """Return True if an upload has received no part since a time; False also if the server does not say."""
+        """True if an upload has received no part after the time `since`. False if the server does not say."""
         more: dict[str, int] | None = {}
         while more is not None:
             try:
@@ -84,8 +85,8 @@ class UnfinishedUploads:
         return True
 
     async def abort(self, key: str, identity: str, *, within: float | None = None) -> bool:
-        """Free the parts of an upload. Return True if they are free. Parts that cannot be freed `within` so many
-        seconds are left to a later sweep."""
+        """Free the parts of an upload. Return True if the server says that they are free, and False if it refuses or
+        does not answer `within` so many seconds; a later sweep then frees them."""
         request = self._requests.send("abort_multipart_upload", key, UploadId=identity)
         with contextlib.suppress(Refused, StorageError, TimeoutError):
             await asyncio.wait_for(request, within)

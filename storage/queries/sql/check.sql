@@ -1,15 +1,15 @@
--- Each statement finds one kind of error in a run, and returns the object at fault and what is wrong with it. The
--- statements read tables that storage/maintenance/check/relations.py fills:
---     trajectories  rows of every readable shard; sync and step are null for those that wait
---     shards        shards that records admit
---     draws, steps  rows of the chain of attempts; key is the object that they are in
---     recorded      the steps that each sync of the ledger closes
+-- Each statement finds one kind of error in a run. It returns the key of the object at fault, and what is wrong there.
+-- The statements read tables that storage/maintenance/check/relations.py fills:
+--     trajectories  rows of all readable shards; sync and step are null if no sync record admits the shard yet
+--     shards        shards that sync records admit
+--     draws, steps  rows of the ledger, on the chain of attempts; key is the object that they are in
+--     recorded      the gradient steps that the ledger of each sync must have
 --     prompts       the stored prompts
---     published     versions, also those that were given up
+--     published     versions, including those that were given up
 --     numbers       slots (B) and responses (K)
 --     readable      keys of the objects of prompts, steps and draws that could be read
 
--- Two rows for the same place in a round: a request was answered twice.
+-- Two rows for the same slot of a round: a request was answered twice.
 select
     'trajectories' as key,
     format('searcher {} round {} slot {} is stored {} times: {}', searcher, round, slot, count(*),
@@ -46,7 +46,7 @@ where (number, attempt) not in (select (number, attempt) from published)
 group by number, attempt
 order by attempt, number;
 
--- Every step of the chain of attempts is in the ledger exactly once.
+-- The ledger has each gradient step of the chain of attempts exactly once.
 select any_value(key) as key, format('step {} is in the ledger {} times', step, count(*)) as problem
 from steps
 group by step

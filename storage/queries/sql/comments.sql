@@ -1,4 +1,4 @@
--- The meaning of every view, column and macro. `help()`, `.help` at the prompt and docs/sql.md show these texts.
+-- The meaning of each view, column and macro. `help()`, `.help` at the prompt and docs/sql.md show these texts.
 -- In the text of a macro, the first line says what it returns. The other lines explain its parameters, and those of its
 -- columns that are not columns of the views trajectories, draws or prompts.
 
@@ -26,7 +26,7 @@ comment on column trajectories.step_values is 'value of the state before each st
 comment on column trajectories.reference_version is 'version of the reference that ref_logps come from';
 comment on column trajectories.reference_version_attempt is 'the attempt that published reference_version';
 comment on column trajectories.reward is 'the reward that the task gave the response';
-comment on column trajectories.reward_parts is 'numbers that the task stored beside the reward';
+comment on column trajectories.reward_parts is 'numbers that the task stored in addition to the reward';
 comment on column trajectories.finished is 'true if it ended by itself, false if the token limit cut it off';
 comment on column trajectories.length is 'number of response tokens';
 comment on column trajectories.temperature is 'sampling temperature of its generation';
@@ -156,13 +156,13 @@ comment on view shards is 'One row per shard that is stored or should be stored.
 comment on column shards.key is 'name of the object in the run''s folder';
 comment on column shards.searcher is 'number of the searcher that wrote it; null if it was refused because its name is not that of a shard';
 comment on column shards.seq is 'number of the shard within the searcher; null in the same case';
-comment on column shards.state is 'admitted; waiting: no record names it yet; refused; missing: admitted, but not there; damaged: not what was admitted; given up: by a retention record; unreadable';
+comment on column shards.state is 'admitted; waiting: no sync record names it yet; refused; missing: admitted, but not there; damaged: not what was admitted; given up: by a retention record; unreadable';
 comment on column shards.rows is 'number of trajectories';
 comment on column shards.bytes is 'size in bytes';
 comment on column shards.sha256 is 'sha256 of its bytes; null while it waits';
 comment on column shards.sync is 'the sync that admitted it';
 comment on column shards.step is 'the last step before that sync';
-comment on column shards.reason is 'why it was refused, or what is damaged or unreadable. For a shard that waits: the damaged record that may have admitted it';
+comment on column shards.reason is 'why it was refused, or what is damaged or unreadable. For a shard that waits: the damaged sync record that may have admitted it';
 
 comment on view damage is 'One row per object that is damaged or missing. All other views leave these objects out.';
 comment on column damage.key is 'name of the object in the run''s folder';
@@ -175,7 +175,7 @@ comment on column syncs.attempt is 'the attempt that wrote the record';
 comment on column syncs.shards is 'number of shards that it admits';
 comment on column syncs.rows is 'number of trajectories that it admits';
 comment on column syncs.refused is 'number of shards that it refuses';
-comment on column syncs.previous_sha256 is 'sha256 of the record before it';
+comment on column syncs.previous_sha256 is 'sha256 of the sync record before it';
 comment on column syncs.created_at is 'when the record was written';
 
 comment on view versions is 'One row per published version.';
@@ -244,7 +244,7 @@ comment on view settings is 'One row per setting of the run.';
 comment on column settings.name is 'dotted name, as --set takes it';
 comment on column settings.value is 'value as JSON';
 
-comment on macro table eligible_at is 'What the replay buffer held once a sync was over. Three rules choose the rows. First, of the responses that were not older than sampling.max_age when they entered, the newest of identical copies stays, or every copy with sampling.copies=all. Second, each prompt keeps its newest responses up to sampling.capacity; with sampling.evict=worst it keeps those of which some copy had the highest reward, and what its newest record brought. Third, responses that are older than sampling.max_age at the next step are left out. A fork applies its own settings throughout.
+comment on macro table eligible_at is 'What the replay buffer held once a sync was over. Three rules choose the rows. First, of the responses that were not older than sampling.max_age when they entered, the newest of identical copies stays, or every copy with sampling.copies=all. Second, each prompt keeps its newest responses up to sampling.capacity; with sampling.evict=worst it keeps those of which some copy had the highest reward, and those that its newest sync record admitted. Third, responses that are older than sampling.max_age at the next step are left out. A fork applies its own settings throughout.
 at_sync: the sync, such as (select max(sync) from syncs)
 sync: the sync at which it entered';
 

@@ -4,7 +4,7 @@
 
 -- What the replay buffer held once a sync was over. These are the rules of storage/buffer/index_rows.py: of the
 -- trajectories that were not too old when they entered, the newest of identical copies stays; then each prompt keeps
--- what it has room for; then what is too old for the next step is left out.
+-- the rows that it has room for; then rows that are too old for the next gradient step are left out.
 create macro eligible_at(at_sync) as table
 with
   newest as (
@@ -235,7 +235,7 @@ from pairs where chosen_reward > rejected_reward and chosen_reward - rejected_re
 
 -- --- progress -------------------------------------------------------------------------------------------------------
 
--- The standard error is that of a share of independent answers, so only values between 0 and 1 have one.
+-- The standard error is that of a share of independent answers, so only values between 0 and 1 have an error.
 create macro compare_versions(metric := 'greedy') as table
 with
   scores as (
@@ -294,7 +294,7 @@ select
   coalesce(sum(length) filter (late or undrawn), 0)::bigint as lost_tokens
 from found group by sync order by sync;
 
--- How far the trainer's policy had moved from the policy that generated what it drew.
+-- How far the trainer's policy had moved from the policies that generated the drawn responses.
 create macro drift(width := 10) as table
 with
   gaps as (
@@ -308,7 +308,7 @@ select
   sum(exp(least(gap, 50))) ** 2 / (count(*) * sum(exp(2 * least(gap, 50)))) as effective_share
 from gaps group by age_from order by age_from;
 
--- How far the policy that generated had moved from the reference.
+-- How far the policy that generated the responses had moved from the reference.
 create macro from_reference() as table
 with
   gaps as (
@@ -342,7 +342,7 @@ with
     union all
     select 2, name, signature, 'macro', lines[1], 0 from macros
     union all
-    select 3, table_name, column_name, lower(data_type), coalesce(comment, ''), column_index  -- a task's own has none
+    select 3, table_name, column_name, lower(data_type), coalesce(comment, ''), column_index  -- added columns have none
     from duckdb_columns() where schema_name = 'main' and not internal
     union all
     select

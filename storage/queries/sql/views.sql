@@ -1,5 +1,5 @@
 -- The views that `storage.connect` and `tba sql` offer, over the relations of schema `stored`, which
--- storage/queries/views.py makes. Times are UTC. `sync` is null until a trajectory enters the replay buffer.
+-- storage/queries/views.py makes. Times are UTC. The `sync` of a trajectory is null until it enters the replay buffer.
 
 create view prompts as
 select split, prompt_id, text, tokens, answer, metadata from stored.prompts;
@@ -10,7 +10,8 @@ create view syncs as from stored.syncs;
 
 create view damage as from stored.damage;
 
--- `step` is the step after which a trajectory entered. `age` is the number of steps from its version to that step.
+-- `step` is the gradient step after which a trajectory entered the replay buffer. `age` is the number of steps from its
+-- version to that step.
 create view trajectories as
 select t.*, v.step as version_step, t.step - v.step as age
 from stored.trajectories t
@@ -62,7 +63,8 @@ select
 from trajectories
 group by group_id;
 
--- Only attempts that the current weights descend from. The `_all` views also show abandoned attempts.
+-- These two views have only rows of attempts that the current weights descend from. The `_all` views also have rows of
+-- abandoned attempts.
 create view draws as select * exclude (abandoned) from stored.draws where not abandoned;
 
 create view steps as select * exclude (abandoned) from stored.steps where not abandoned;
@@ -136,10 +138,10 @@ create view stored.drawn as
 select trajectory_id, count(*) as draws, min(step) as first_step, max(step) as last_step, avg(age) as age_drawn
 from main.draws group by trajectory_id;
 
--- Which trajectories could be drawn, and which were. A trajectory is eligible if it was still in the replay buffer once
--- the sync at which it entered was over, and a step followed. So it was not too old, it was the newest of identical
--- copies and, if the oldest are evicted, one of the newest of its prompt. A fork applies its own capacity and maximum
--- age to its parent's part as well; whatever was drawn counts as eligible.
+-- Which trajectories could be drawn, and which were drawn. A trajectory is eligible if the replay buffer still held it
+-- once the sync at which it entered was over, and a gradient step followed. So it was not too old, it was the newest of
+-- identical copies and, if the oldest are evicted, one of the newest of its prompt. A fork applies its own capacity and
+-- maximum age to the rows of its parent as well. All trajectories that were drawn count as eligible.
 create view selection as
 with
   light as materialized (from stored.light),

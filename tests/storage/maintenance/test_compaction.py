@@ -527,6 +527,19 @@ def test_damage_of_a_compaction_is_found_by_name(root: str):
 
 
 @local
+def test_requests_in_a_compaction_that_is_damaged_or_gone_are_skipped(root: str):
+    run = make_run(root)
+    before = Trajectories(run).asked(0, [2])
+    compacted(run)
+    assert Trajectories(run).asked(0, [2]) == before != []
+    path = Path(run.url, objects(run)[0])
+    path.write_bytes(bytes(path.stat().st_size))
+    assert Trajectories(run).asked(0, [2]) == []
+    path.unlink()
+    assert Trajectories(run).asked(0, [2]) == []
+
+
+@local
 def test_shards_are_not_removed_for_a_compaction_that_is_damaged(root: str):
     run = make_run(root)
     kept = {key: run.store.read(key) for key in loose(run)}
