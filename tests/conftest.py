@@ -5,13 +5,16 @@ import os
 # Tiny models are fastest on one thread, and threads that spin for work slow down everything else on a small machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import random
 import secrets
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
@@ -36,6 +39,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return distribution.make_scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+def pytest_collectstart() -> None:
+    seed_all()  # modules make models as they are imported
+
+
+def pytest_runtest_setup() -> None:
+    seed_all()
+
+
+def seed_all() -> None:
+    """Seed the generators of whole processes, so that no test depends on chance or on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]

@@ -8,6 +8,7 @@ objects are read when a query asks for them, through handles that the connection
 system, and DuckDB is told to refuse all access to it: SQL can neither read nor write files.
 """
 
+import re
 import sys
 import time
 from collections import defaultdict
@@ -37,6 +38,11 @@ from storage.runs.attempts import Span, accepts, readable_chain
 from storage.runs.run import Run, resolve
 
 _SQL = [files("storage.queries").joinpath(f"sql/{name}.sql").read_text() for name in ("views", "macros", "comments")]
+# draws_all and steps_all have the columns of draws and steps, with the same meaning.
+_SQL += [
+    re.sub(r"column (\w+)", r"column \1_all", comment)
+    for comment in re.findall(r"^comment on column (?:draws|steps)\..*;$", _SQL[-1], re.MULTILINE)
+]
 
 _PARQUET = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -67,6 +73,7 @@ class Stored:
         other connections."""
         con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
         con.execute("set TimeZone = 'UTC'")
+        con.execute("begin")  # one transaction is faster than one for each statement
         con.execute("create schema stored")
         con.execute("use stored")
         for name, table in self.small.items():
@@ -74,10 +81,8 @@ class Stored:
         for name, relation in self.large.items():
             con.from_arrow(relation).create_view(name)
         con.execute("use main")
-        for script in _SQL:
-            con.execute(script)
-        _comment_as("draws", "draws_all", con)
-        _comment_as("steps", "steps_all", con)
+        con.execute("\n".join(_SQL))
+        con.execute("commit")
         con.execute(f"set memory_limit = '{_memory_limit(con)}'")
         for statement in _LOCKED:
             con.execute(statement)
@@ -130,14 +135,6 @@ def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:
     [(default,)] = con.execute("select current_setting('memory_limit')").fetchall()
     size, unit = default.split()
     return f"{float(size) * _SHARE_OF_MEMORY / _DUCKDBS_SHARE:.4f} {unit}"
-
-
-def _comment_as(view: str, wider: str, con: duckdb.DuckDBPyConnection) -> None:
-    """Copy the comments on the columns of `view` to the same columns of `wider`, a view with more rows."""
-    said = "select column_name, comment from duckdb_columns() where table_name = ? and schema_name = 'main'"
-    for column, comment in con.execute(said, [view]).fetchall():
-        if comment is not None:
-            con.execute(f'comment on column "{wider}"."{column}" is $${comment}$$')
 
 
 def _small(snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, damage: DamageLog) -> dict[str, pa.Table]:

@@ -14,12 +14,14 @@ from tba.types import Trajectory
 from tests.support.tba.trainers import settings
 
 K, BETA = 3, 0.5
-GPT2 = GPT2LMHeadModel(
-    GPT2Config(
-        n_embd=16, n_layer=2, n_head=2, initializer_range=0.3, vocab_size=78, bos_token_id=None, eos_token_id=EOS_ID,
-        n_positions=64, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
-    )
-).double().eval()  # fmt: skip
+with torch.random.fork_rng(devices=[]):
+    torch.manual_seed(0)
+    GPT2 = GPT2LMHeadModel(
+        GPT2Config(
+            n_embd=16, n_layer=2, n_head=2, initializer_range=0.3, vocab_size=78, bos_token_id=None,
+            eos_token_id=EOS_ID, n_positions=64, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
+        )
+    ).double().eval()  # fmt: skip
 """A model of which every part computes in double precision."""
 
 
