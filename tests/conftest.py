@@ -25,6 +25,7 @@ from storage.objects.store import Store
 from storage.runs.run import Run
 from tests.support import browser as browsers
 from tests.support import distribution
+from tests.support.stores import STORES
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; some tests send SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,9 +56,6 @@ def seed_all() -> None:
     np.random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-
-
-STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from tba.train.learner import Learner
 from tba.train.optimizers import make_optimizer
 from tba.train.training_state import optimizer_tensors, restore_optimizer
 from tba.types import Version
-from tests.support.devices import DEVICES
+from tests.support.devices import CUDA, DEVICES
 from tests.support.flows.closeness import distance
 from tests.support.flows.command_line import opened, tba
 from tests.support.flows.roles import TINY
@@ -98,7 +98,7 @@ STEPS = 8
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.long), CUDA])
 def test_a_run_goes_from_its_base_policy_to_its_last_scores(
     tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ):

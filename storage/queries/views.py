@@ -71,7 +71,8 @@ class Stored:
     def connect(self) -> duckdb.DuckDBPyConnection:
         """Return a connection to a new database with the views. It shares no settings, logs, tables or variables with
         other connections."""
-        con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
+        # Nothing is spilled to the working directory. One thread is faster than several while everything is small.
+        con = duckdb.connect(":memory:", config={"temp_directory": "", "threads": 1})
         con.execute("set TimeZone = 'UTC'")
         con.execute("begin")  # one transaction is faster than one for each statement
         con.execute("create schema stored")
@@ -83,6 +84,7 @@ class Stored:
         con.execute("use main")
         con.execute("\n".join(_SQL))
         con.execute("commit")
+        con.execute("reset threads")
         con.execute(f"set memory_limit = '{_memory_limit(con)}'")
         for statement in _LOCKED:
             con.execute(statement)

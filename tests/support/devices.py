@@ -5,4 +5,5 @@ import torch
 
 HAS_GPU = torch.cuda.is_available()
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no GPU here that torch can use")]
-DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+CUDA = pytest.param("cuda", marks=needs_gpu)
+DEVICES = ["cpu", CUDA]

@@ -18,13 +18,14 @@ from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
 from flows.orchestration.local_server import FINAL, POOLS, Stack
 from flows.supervision.life import CLOSED
+from storage.runs.control import read_state
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
 from tests.support.flows.prefect_flow import ROLES, Flow
 from tests.support.flows.roles import HELD_ROLE, LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 STEPS = 40
 PATIENCE = 180.0
 BLOCK = """
@@ -119,6 +120,21 @@ def test_a_run_outlives_a_worker_a_role_and_the_server_and_is_scaled_meanwhile(c
     assert main(["check", run.url]) == 0
     for left in cluster.api.flow_runs("RUNNING"):  # their processes were killed, which an automation would notice later
         cluster.api.set_state(left["id"], "CRASHED")
+
+
+def test_roles_and_their_supervisor_outlive_the_server(cluster: Cluster, root: Path):
+    flow = Flow(cluster, root, "r")
+    run = flow.run()
+    leases = at_work(run, *ROLES)
+    cluster.kill("server")
+    os.kill(leases["searcher-000"].pid, signal.SIGKILL)
+    at_work(run, "searcher-000", life=2)
+    finish(run)
+    until(lambda: read_state(run).why == "finished", "the run has finished")
+    until(lambda: not any(is_running(lease.pid) for lease in read_leases(run) if lease.role != "supervisor"))
+    cluster.start_server()
+    if cluster.api.state_of(flow.id)["type"] not in FINAL:
+        cluster.api.set_state(flow.id, "CRASHED")
 
 
 def hold(cluster: Cluster, *, at: int) -> None:

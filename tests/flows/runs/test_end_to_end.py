@@ -26,7 +26,9 @@ def settings(policy: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("root", ["local", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
+@pytest.mark.parametrize(
+    "root", ["local", pytest.param("ceph", marks=(pytest.mark.ceph, pytest.mark.long))], indirect=True
+)
 def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_path, monkeypatch):
     """It also keeps no secret of its environment in any object, row or log."""
     for name in PLANTED:

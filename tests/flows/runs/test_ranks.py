@@ -29,6 +29,7 @@ def ranks_of(trainer: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("root", ["local"], indirect=True)
 def test_a_run_survives_the_kill_of_a_rank_and_of_a_trainer_with_ranks(root, tmp_path):

@@ -21,9 +21,9 @@ from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 from tba.types import Trajectory
 from tests.support.builders import make_shard, make_trajectory, rows_in, rows_of
+from tests.support.stores import only_s3
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
-on_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
 
 
 class Counting:
@@ -199,7 +199,7 @@ def payload_bytes(run: Run, shard: Shard) -> int:
     return kept.nbytes
 
 
-@on_s3
+@only_s3
 def test_a_remote_shard_is_asked_for_once_on_this_machine(run: Run):
     rounds = [round_of(seq) for seq in range(3)]
     shards = admit(run, rounds)
@@ -214,7 +214,7 @@ def test_a_remote_shard_is_asked_for_once_on_this_machine(run: Run):
     assert sorted(store.read_bytes) == sorted(shard.bytes for shard in shards)
 
 
-@on_s3
+@only_s3
 def test_without_a_budget_on_disk_a_remote_shard_is_asked_for_again(run: Run):
     [shard] = admit(run, [round_of(0)])
     counting, store = counted(run)
@@ -223,7 +223,7 @@ def test_without_a_budget_on_disk_a_remote_shard_is_asked_for_again(run: Run):
     assert store.read_bytes == [shard.bytes] * 2
 
 
-@on_s3
+@only_s3
 def test_of_a_large_remote_shard_only_parts_are_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shard_reader, "WHOLE", 1 << 20)
     [shard] = admit(run, [round_of(0, rows=2000, tokens=200)])

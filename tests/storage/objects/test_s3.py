@@ -15,11 +15,10 @@ from storage.objects.s3.store import S3Store
 from storage.objects.store import Entry, Store
 from tba.errors import AlreadyExists, ConfigError, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
+from tests.support.stores import S3_SERVERS, only_s3
 
 BUSY: Fault = "busy"
 CUT: Fault = "cut"
-CEPH = pytest.param("ceph", marks=pytest.mark.ceph)
-only_s3 = pytest.mark.parametrize("root", ["moto", CEPH], indirect=True)
 
 
 @only_s3
@@ -52,7 +51,7 @@ def test_a_remote_store_has_no_local_path(store: Store):
     assert store.local_path("a/b") is None
 
 
-@pytest.fixture(params=["moto", CEPH])
+@pytest.fixture(params=S3_SERVERS)
 def upstream(request: pytest.FixtureRequest) -> Server:
     return request.getfixturevalue(request.param)
 

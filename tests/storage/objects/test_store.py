@@ -18,7 +18,8 @@ from storage.objects.local_store import LocalStore
 from storage.objects.open_store import open_store, probe
 from storage.objects.store import Entry, Store, check_key, check_prefix
 from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError
-from tests.support.faults.uploads import begin_upload, only_s3
+from tests.support.faults.uploads import begin_upload
+from tests.support.stores import CEPH, only_s3
 
 only_local = pytest.mark.parametrize("root", ["local"], indirect=True)
 # A store is shared by the examples of hypothesis; each example uses its own keys.
@@ -119,7 +120,7 @@ def test_nothing_is_lost_when_many_count_together(store: Store):
     assert store.read("counter") == b"20"
 
 
-@pytest.mark.parametrize("root", ["local", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
+@pytest.mark.parametrize("root", ["local", CEPH], indirect=True)
 def test_eight_racing_processes_leave_one_winner(store: Store, root: str, tmp_path: Path):
     racer = (
         "import pathlib, sys, time\n"

@@ -20,7 +20,8 @@ from storage.weights.versions import Versions
 from tba.errors import Damaged, Missing, StorageError, Superseded
 from tba.types import Base, Version
 from tests.support.faults.rewriting import rewrite
-from tests.support.faults.uploads import begin_upload, only_s3
+from tests.support.faults.uploads import begin_upload
+from tests.support.stores import only_s3
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 remote = pytest.mark.parametrize("root", ["moto"], indirect=True)

@@ -2,12 +2,8 @@
 
 from functools import partial
 
-import pytest
-
 from storage.objects.s3.store import S3Store
 from storage.objects.store import Store
-
-only_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
 
 
 def begin_upload(store: Store, key: str) -> None:

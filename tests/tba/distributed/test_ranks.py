@@ -40,6 +40,7 @@ from tba.train.leader import Followers, LeadingLearner, batch_of, batch_values
 from tba.train.learner import Learner
 from tba.train.training_state import TrainingState
 from tests.support.models.families import FAMILIES, family_folder
+from tests.support.sampling import sampled
 from tests.support.tba.a_rank import precise_policy, sharded
 from tests.support.tba.trainers import settings
 
@@ -92,7 +93,7 @@ def batch_at(step: int) -> Batch:
     return collate(fetched_of(same), responses_per_prompt=K, pad_id=PAD_ID, include_eos=True, by_token=True)
 
 
-@pytest.fixture(scope="module", params=SIZES)
+@pytest.fixture(scope="module", params=sampled(SIZES, kept=[2]))
 def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Return a function that makes learners over several processes. This process is the first rank; the other ranks
     follow the newest learner."""
