@@ -118,8 +118,8 @@ def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str,
 
 
 def agreement(answers: list[tuple[Response, Response]]) -> dict[str, Any]:
-    """Compare the engine's greedy responses with those of transformers. On a GPU, two tokens that are about equally
-    likely may swap. A response of another version differs from the first token on."""
+    """Count the greedy responses of the engine that differ from those of transformers, and those that differ from the
+    first token on. The latter are of another version. A later difference on a GPU may be a tie between two tokens."""
     named = [a.version_end == b.version_end for a, b in answers]
     same = [(a, b) for a, b in answers if a.tokens == b.tokens]
     apart = [abs(x - y) for a, b in same for x, y in zip(a.logps, b.logps, strict=True)]

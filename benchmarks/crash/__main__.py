@@ -43,7 +43,7 @@ from benchmarks.harness.hardware import hardware
 
 @contextmanager
 def root_of(store: str, scratch: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of a store, and a root on it."""
+    """Start a store, `local` or `s3`. Yield its label in the results, and the root of the runs."""
     if store == "local":
         yield "local disk", str(scratch / "local")
         return

@@ -62,7 +62,7 @@ class Kill:
 
     @property
     def process(self) -> str:
-        """The role in `ROLES` that is restarted for this kill. A reader is started by its trainer."""
+        """The role in `ROLES` that is restarted for this kill: the trainer if the victim is its reader."""
         return "trainer" if self.role == "reader" else self.role
 
 

@@ -125,7 +125,8 @@ class Subject:
 
 
 def _is_about(problem: Problem, key: str) -> bool:
-    """True if a problem names this object, or the version or checkpoint that the object belongs to."""
+    """True if a problem names this object, or the version or checkpoint that the object belongs to. A problem without a
+    key is about the objects in its text, and always about `run.json`."""
     if not problem.key:
         return key in problem.problem or key == layout.RUN
     return problem.key == key or (problem.key.endswith("/") and key.startswith(problem.key))

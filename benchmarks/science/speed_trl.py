@@ -1,4 +1,5 @@
-"""Runs a TRL trainer on the quickstart task for benchmarks/science/speed.py, and prints its curve as JSON.
+"""Trains with a TRL trainer on the quickstart task, for benchmarks/science/speed.py. Prints the learning curve as JSON:
+a list of [step, seconds of training, accuracy].
 
 python -m benchmarks.science.speed_trl '{"arm": "TRL'"'"'s GRPO", "seed": 0, "rate": 3e-4, …}'
 """

@@ -84,7 +84,7 @@ def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None
     config, sampler = _settings(parent, before, origin, changes)
     _check_steps(parent, origin, config)
     _check_payloads(parent, origin, config)
-    past = _take_again(parent, origin) if origin.rebuilt else None
+    past = _repeat_steps(parent, origin) if origin.rebuilt else None
     run = _make(parent, origin, config, sampler, name)
     if past:
         past.save(run, origin.attempt)
@@ -277,16 +277,15 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
             )
 
 
-def _take_again(parent: Run, origin: Parent) -> "Past":
-    """Return the trainer's state at the step where the fork begins, for a parent that has no usable checkpoint of this
-    step. Load the newest older checkpoint, or the policy before training if there is none, and repeat the gradient
-    steps from there on the same data. Raise Damaged if the weights should come out the same as the parent's but differ.
-    """
+def _repeat_steps(parent: Run, origin: Parent) -> "Past":
+    """Repeat gradient steps up to the step where the fork begins, and return the trainer's state. Begin at the newest
+    older checkpoint, or at the policy before training. Raise Damaged if the steps can be repeated bit for bit (on a
+    CPU, with one rank) but the weights differ from the digest in the ledger."""
     use_threads(parse(parent.config).model.threads)
     from flows.roles.past_state import load_past
 
     past = load_past(parent, origin.step + 1)
-    if past.step < origin.step:  # otherwise the parent has an intact checkpoint of this very step after all
+    if past.step < origin.step:  # otherwise the parent has an intact checkpoint of this step
         log.info(
             "there is no intact checkpoint of step %d: repeating steps %d to %d",
             origin.step,

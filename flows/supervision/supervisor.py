@@ -147,7 +147,8 @@ class Supervisor:
     # Stopping all roles
 
     def stop(self, why: str, within: float | None = None) -> None:
-        """Stop all roles by the stop ladder, and clean up after them."""
+        """Ask all roles to stop, then send SIGTERM, then SIGKILL, as `StopLadder` says. `within` is the number of
+        seconds that this may take. Report roles that are still running, and store the remaining logs."""
         self.tell("run-stopping", f"stopping: {why}{forecast(self.roles.open_leases())}")
         ladder = StopLadder(self.limits, self.launcher.end_grace, within)
         if cut_short := ladder.patience.cut_short(self.roles.open_leases()):

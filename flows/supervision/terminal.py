@@ -42,7 +42,7 @@ def run_here(run: Run) -> None:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM end the program as Ctrl-C does, by an exception that leaves its contexts. Further SIGTERMs are
+    """Make SIGTERM raise an exception, so that all open `with` blocks clean up, as on Ctrl-C. Further SIGTERMs are
     ignored, because one stop may send two: `make` sends one to its children, and `timeout` one to their process group.
     Outside of the main thread this context does nothing."""
     if threading.current_thread() is not threading.main_thread():

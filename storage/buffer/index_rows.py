@@ -252,7 +252,8 @@ class Pool:
         return prompts_P
 
     def count_young(self, step: int) -> int:
-        """Count the rows that are young enough at a gradient step, whether or not their prompt has room for them."""
+        """Count the rows that `sampling.max_age` allows at a gradient step, also beyond `sampling.capacity`. Without
+        `sampling.max_age`, nothing is counted."""
         versions = np.array(list(self.young), np.int64)
         young = versions[self._is_young(versions, step)].tolist()
         return sum(len(prompts) for version in young for prompts in self.young[version])

@@ -69,5 +69,6 @@ def _make_folder(folder: Path) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file. Fail rather than wait if a named pipe is in its place."""
+    """Open a file for writing. If a named pipe that nobody reads is in its place, fail instead of waiting for a
+    reader."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)

@@ -45,8 +45,9 @@ class Admissions:
 
 
 def read(snapshot: Snapshot, damage: DamageLog, verified: RememberedReads) -> Admissions:
-    """Read the sync records, and find the state of each shard: compare admitted shards with their records, and read the
-    others. Return both. Problems are added to `damage`; damaged sync records are left out."""
+    """Return the sync records and one row for each shard, with its state. An admitted shard is compared with its
+    record. A shard that no record names yet is read. Refused shards, and shards that were given up, are described from
+    the records alone. Problems are added to `damage`; damaged sync records are left out."""
     recorded = sync_records(snapshot, damage)
     compactions, all_read = read_compactions(snapshot, damage)
     admitted = {shard.key: (record, shard) for record in recorded for shard in record.shards}

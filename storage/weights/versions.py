@@ -86,11 +86,11 @@ class Versions:
         return self._bases.get(version)
 
     def prune(self, *, keep: int, every: int) -> list[Version]:
-        """Remove the versions that nothing needs, and return them. These versions stay: the newest `keep`; every
-        `every`-th, because it is evaluated (this includes the reference, whose number is 0); those with a checkpoint of
-        the same name; and the bases of all these. If searchers go in step with the trainer (`sync.lag`), versions of
-        earlier attempts stay too if they have one of the newest `keep` numbers, because a round may need such a
-        version."""
+        """Remove the versions that nothing needs, and return the removed versions. Four kinds stay: the newest `keep`;
+        every `every`-th, which the evaluator scores (this includes version 0, the reference); each version with a
+        checkpoint of the same name; and each whole version from which a kept version is stored as a difference. With
+        `sync.lag`, a version of an earlier attempt stays too if its number is among the newest `keep`, because a round
+        may need it."""
         found = manifest_folders.survey(self.run.own, layout.VERSIONS)
         in_step = self.run.config.get("sync", {}).get("lag") is not None
         newest = found.complete[-1].number if in_step and found.complete else -1

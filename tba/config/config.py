@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from tba.config.engine import AnyEngine, VLLMEngine
-from tba.config.kinds import KINDS, kind_of, names_of, reset, switched
+from tba.config.kinds import KINDS, kind_of, names_of, switched, without_old_defaults
 from tba.config.model import ModelConfig, TaskConfig
 from tba.config.operations import AlarmsConfig, LimitsConfig, MetricsConfig, StartConfig
 from tba.config.rules import rules
@@ -118,9 +118,10 @@ class Config:
 
     @property
     def recent_ages(self) -> tuple[int, int, float]:
-        """Lowest, highest and mean age of recent draws after the first syncs, in gradient steps. If nobody waits, ages
-        are between k and 2k - 1; with a lag, between lag x k and lag x k + k - 1. If the run ends before these ages are
-        reached, the numbers are those of all draws of the run."""
+        """Lowest, highest and mean age of recent draws, in gradient steps, if every round is admitted at the sync that
+        it is meant for. Responses of a late round are older. After the first syncs, ages are k to 2k - 1 without
+        `sync.lag`, and lag x k to lag x k + k - 1 with it. If the run ends before these ages are reached, the numbers
+        are those of all draws of the run."""
         k, steps = self.sync.every, self.training.steps - self.start.step
         low = k if self.sync.lag is None else self.sync.lag * k
         low, high = (low, min(low + k, steps) - 1) if steps > low else (0, steps - 1)
@@ -148,7 +149,7 @@ class Config:
         for key, value in changes.items():
             _set(plain, _with_all_kinds(plain), key, value)
         for section in KINDS:
-            plain[section] = reset(getattr(self, section), plain[section], section)
+            plain[section] = without_old_defaults(getattr(self, section), plain[section], section)
         return parse(plain)
 
     def to_dict(self) -> dict[str, Any]:

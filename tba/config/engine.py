@@ -18,8 +18,8 @@ class Engine:
     in_flight: Literal["finish", "update"] = "finish"
     """What happens to unfinished responses when a new version appears. `finish`: the round is finished with the version
     that began it. `update`: the engine loads the new version at once, and unfinished responses go on with its weights.
-    With adapters vLLM serves several versions at once: each response ends with the version that began it, and new
-    responses begin with the newest."""
+    With `update` and adapters, vLLM serves two versions at once: a response ends with the version that began it, and
+    new responses use the newest version. A third version waits until one of the two is no longer used."""
 
     @property
     def gpus(self) -> int:

@@ -49,9 +49,10 @@ def _defaults(kind: type) -> dict[str, Any]:
     }
 
 
-def reset(before: Any, values: dict[str, Any], section: str) -> dict[str, Any]:
-    """Return the settings of a section without those that no longer apply: settings that the new choice does not have
-    and whose values are the defaults of the previous choice."""
+def without_old_defaults(before: Any, values: dict[str, Any], section: str) -> dict[str, Any]:
+    """Return `values` without the settings that the new choice does not have, if they still have the default of the
+    previous choice (`before`). Other settings that the new choice does not have stay, so that parsing refuses them by
+    name."""
     kind, defaults = kind_of(section, values.get("name")), _defaults(type(before))
     if kind is None:
         return values

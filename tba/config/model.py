@@ -45,7 +45,8 @@ class ModelConfig:
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of published versions, which the searchers generate with. bfloat16 halves the size of a version."""
     device: str = "auto"
-    """Device of each role, such as `cuda:0` or `cpu`. `auto` uses a GPU if there is one."""
+    """Device of every role: `auto`, `cpu` or `cuda`. `auto` uses a GPU if there is one. The supervisor divides the
+    GPUs among the roles, and each role sees only its own, so `cuda:0` is the first GPU of that role."""
     threads: Count = 1
     """CPU threads of each role. 0 leaves the number to torch."""
     lora_rank: Annotated[int, Field(ge=0, le=512)] = 0

@@ -104,7 +104,7 @@ def resolve_device(device: str, *, setting: str = "model.device") -> torch.devic
     except RuntimeError:
         raise ConfigError(f"{setting}: no such kind of device, got {device!r}") from None
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{setting}: this machine has {torch.cuda.device_count()} GPUs, got {device!r}")
+        raise ConfigError(f"{setting}: this process may use {torch.cuda.device_count()} GPUs, got {device!r}")
     return place
 
 

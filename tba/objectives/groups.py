@@ -115,7 +115,8 @@ def check_groups(reward_PK: Tensor) -> None:
 
 
 class Estimates(NamedTuple):
-    """The estimates that an objective makes from a whole batch before any gradient is taken."""
+    """What an objective computes from a whole batch before the first gradient: advantages, the returns that a value
+    model learns, and metrics."""
 
     advantage_PKT: Tensor
     return_PKT: Tensor | None  # None if the objective learns no values

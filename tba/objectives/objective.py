@@ -31,7 +31,8 @@ class Objective(ABC):
     beta_end: Beta = 0.05
     """Beta from step `beta_stop` on. For a constant beta, set `beta_start` and `beta_end` to the same value."""
     beta_target: Positive = 1
-    """Number of steps over which the straight line from `beta_start` would reach `beta_end`."""
+    """Number of steps that a straight line from `beta_start` to `beta_end` takes. Higher values change beta more
+    slowly. `beta_stop` may end the line earlier."""
     beta_stop: Positive = 1
     """Step from which beta is `beta_end`, at most `beta_target`. Beta jumps there if the line has not arrived yet."""
     include_eos: bool = True

@@ -54,7 +54,7 @@ class PPO(PolicyGradient):
     """Lambda of generalised advantage estimation. 1 uses the whole rest of the response; lower values rely more on the
     value model."""
     value_share: Annotated[float, Field(gt=0, le=1e3)] = 0.1
-    """Weight of the value loss relative to the policy loss."""
+    """Weight of the value loss relative to the policy loss. Higher values train the value model more strongly."""
     value_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Peak learning rate of the value model, on the schedule of the policy. 0 uses `training.learning_rate`."""
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from tba.interfaces import InFlight
-from tba.search.rounds import Group
+from tba.search.open_rounds import Group
 from tba.types import Request
 
 
 class GroupsInFlight:
-    """Passes requests on to `answers`, and collects the responses by group. A shard has `shard_size` groups, or fewer
-    when no request is in flight any more."""
+    """Submits requests to the generator (`answers`), and collects the responses by group. A shard has `shard_size`
+    finished groups, or fewer once no request is in flight."""
 
     def __init__(self, answers: InFlight, *, shard_size: int):
         self.answers, self.shard_size = answers, shard_size

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 from tba.config import SearchConfig
-from tba.search.rounds import Group
+from tba.search.open_rounds import Group
 from tba.seeds import request_seed
 from tba.types import Request
 

@@ -9,10 +9,10 @@ from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, Tr
 from tba.runtime.waiting import looks
 from tba.search import turns
 from tba.search.groups_in_flight import GroupsInFlight
+from tba.search.open_rounds import Group, Rounds, newest_asked
 from tba.search.progress import Progress
 from tba.search.prompt_stream import PromptStream
 from tba.search.round_requests import make_requests
-from tba.search.rounds import Group, Rounds, newest_asked
 from tba.search.shard_assembly import ShardAssembly
 from tba.search.version_adoption import VersionAdoption
 from tba.types import Version

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from tba.config import SearchConfig
 from tba.interfaces import Generator, ReferenceScorer, Task
 from tba.search import turns, values
+from tba.search.open_rounds import Group
 from tba.search.progress import Progress
-from tba.search.rounds import Group
 from tba.search.scoring import Scoring
 from tba.search.values import Steps
 from tba.types import Prompt, Response, Reward, Trajectory

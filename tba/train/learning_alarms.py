@@ -13,7 +13,8 @@ _LEAST = 0.1  # share of the best mean reward by which it may fall without an al
 
 
 class LearningAlarms:
-    """Finds the alarms about learning that hold, from the last `window` steps that this trainer has taken."""
+    """Finds the alarms about learning that hold after a step. Two of them average over the last `window` steps, and one
+    of these two compares the mean with the best since this trainer started. The third looks at the last step alone."""
 
     def __init__(self, config: AlarmsConfig):
         self.config = config

@@ -63,8 +63,8 @@ def _extreme(word: str, drawn: Drawn, slot: Slot, beta: float | None) -> dict[st
 
 
 def agreement(slots: Sequence[Slot]) -> str:
-    """Return sentences that say for how many draws the step followed the rewards, and in how many slots all rewards are
-    equal."""
+    """Return sentences that say how many draws with a reward above the mean of their slot were made more likely, how
+    many below it less likely, and in how many slots all rewards are equal."""
     balances = any(it.row["residual"] is not None for slot in slots for it in slot)
     return " ".join([*_followed(slots, balances), *_alike(slots, balances)])
 

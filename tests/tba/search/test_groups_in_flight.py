@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from benchmarks.harness import fakes
 from tba.config import SearchConfig
 from tba.search.groups_in_flight import GroupsInFlight
+from tba.search.open_rounds import Group
 from tba.search.round_requests import make_requests
-from tba.search.rounds import Group
 from tba.types import Prompt, Request, Response, Version
 
 SIZE = 2

@@ -14,8 +14,8 @@ from tba.errors import Busy, Damaged, DeadlinePassed, Missing, Stopped
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Generator, ReferenceScorer
 from tba.models.policy import Policy, PolicyScorer
+from tba.search.open_rounds import SHARDS_PER_ROUND
 from tba.search.prompt_stream import PromptStream
-from tba.search.rounds import SHARDS_PER_ROUND
 from tba.search.searcher import Searcher
 from tba.types import Prompt, Request, Response, Trajectory, Version
 from tests.support.tba.searchers import searcher_config

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from benchmarks.harness import fakes
 from tba.config import SearchConfig
+from tba.search.open_rounds import SHARDS_PER_ROUND, Group, Rounds
 from tba.search.prompt_stream import PromptStream
-from tba.search.rounds import SHARDS_PER_ROUND, Group, Rounds
 from tba.types import Asked
 
 
