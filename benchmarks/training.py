@@ -171,7 +171,7 @@ def naive(learner: Learner, batch: Batch) -> None:
 
 def step(learner: Learner, batch: Batch, *, packs: bool) -> None:
     learner.packs = packs
-    learner._differentiate(batch, BETA)
+    learner.differentiate(batch, BETA)
     assert learner.packs == packs
 
 

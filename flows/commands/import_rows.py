@@ -115,14 +115,14 @@ class Importer:
                 why = "is held out for evaluation" if prompt_id in self.held_out else "is no prompt of the run"
                 raise _Fault(f"prompt_id {prompt_id!r} {why}")
             if text is not None and text != found.text:
-                given, asked = _apart(text, found.text)
+                given, asked = around_difference(text, found.text)
                 raise _Fault(f"prompt {given} is not what the run asks as {prompt_id!r}: {asked}")
             return found
         same = self.by_text.get(text or "", [])
         if not same and text in self.held_out:
             raise _Fault(f"prompt {text!r:.80} is held out for evaluation")
         if not same:
-            given, first = _apart(text or "", next(iter(self.prompts.values())).text)
+            given, first = around_difference(text or "", next(iter(self.prompts.values())).text)
             raise _Fault(f"prompt {given} is no prompt of the run, whose first is {first}")
         if len(same) > 1:
             raise _Fault(f"prompt {text!r:.80} is that of {len(same)} prompts of the run: prompt_id has to say which")
@@ -260,7 +260,7 @@ def _by_prompt(rows: Iterable[Read]) -> list[list[Read]]:
     return list(groups.values())
 
 
-def _apart(one: str, other: str) -> tuple[str, str]:
+def around_difference(one: str, other: str) -> tuple[str, str]:
     """Return excerpts of two texts for an error message. Both start shortly before the first difference."""
     same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     start = max(0, same - 20) if same > 40 else 0

@@ -42,17 +42,17 @@ def describe(config: Config) -> str:
     model = find_model(config)
     if model is None:
         there = f"; in main memory AdamW {hosted} bytes a parameter" if hosted else ""
-        return f"{formula}: {_amount(each * 1e9 / ranks)} for each billion of them{on}, and activations{there}"
+        return f"{formula}: {in_words(each * 1e9 / ranks)} for each billion of them{on}, and activations{there}"
     tokens, which = most_tokens(config)
     return "; ".join(
         [
-            f"{formula}: {_amount(each * model.parameters / ranks)} for {model.parameters:,}{on}",
-            *([f"{_amount(whole_at_once(config, model))} whole at a time"] if ranks > 1 else []),
-            f"activations {_amount(activations(config, model, 1))} a token, "
-            f"{_amount(activations(config, model, tokens))} for {which}",
-            f"logits at most {_amount(KEPT_LOGITS)}",
+            f"{formula}: {in_words(each * model.parameters / ranks)} for {model.parameters:,}{on}",
+            *([f"{in_words(whole_at_once(config, model))} whole at a time"] if ranks > 1 else []),
+            f"activations {in_words(activations(config, model, 1))} a token, "
+            f"{in_words(activations(config, model, tokens))} for {which}",
+            f"logits at most {in_words(KEPT_LOGITS)}",
         ]
-    ) + (f"; in main memory AdamW {hosted} bytes a parameter: {_amount(hosted * model.parameters)}" if hosted else "")
+    ) + (f"; in main memory AdamW {hosted} bytes a parameter: {in_words(hosted * model.parameters)}" if hosted else "")
 
 
 def whole_at_once(config: Config, model: Model) -> int:
@@ -125,7 +125,7 @@ def lowers(config: Config) -> bool:
     return config.model.dtype == "float32" and (chosen == "bfloat16" or (chosen == "auto" and device != "cpu"))
 
 
-def _amount(size: float) -> str:
+def in_words(size: float) -> str:
     unit, scale = ("GB", 1e9) if size >= 1e8 else ("MB", 1e6) if size >= 1e5 else ("kB", 1e3)
     return f"{size / scale:,.3g} {unit}"
 

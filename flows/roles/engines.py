@@ -63,7 +63,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling, adapter: 
             max_prompt_tokens=config.search.max_prompt_tokens,
             logps="at-one" if sampling.at_one else "uncut" if sampling.reads_logps else "any",
             engine=config.engine,
-            starting=(lambda: nullcontext(1)) if device == "cpu" else partial(_starting, config.engine, events),
+            starting=(lambda: nullcontext(1)) if device == "cpu" else partial(starting, config.engine, events),
         )
     from tba.generation.transformers_generator import TransformersGenerator
 
@@ -71,7 +71,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling, adapter: 
 
 
 @contextmanager
-def _starting(engine: VLLMEngine, events: Events) -> Iterator[int]:
+def starting(engine: VLLMEngine, events: Events) -> Iterator[int]:
     with engine_start() as roles:
         share = engine.fraction(roles)
         shared = f", which {roles} roles share" if roles > 1 else ""

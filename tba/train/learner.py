@@ -100,10 +100,10 @@ class Learner:
         training = self.config.training
         beta, factor = beta_at(step, self.objective), learning_rate_factor(step, training)
         batch = replace(batch, reference_power=reference_power_at(step, self.objective))
-        self._reset_reference(step)
-        outcomes, metrics = self._differentiate(batch, beta)
-        norms = [it.grad_norm() for it in self._all_trained()]
-        metrics |= {it.norm_name: float(norm) for it, norm in zip(self._all_trained(), norms, strict=True)}
+        self.reset_reference(step)
+        outcomes, metrics = self.differentiate(batch, beta)
+        norms = [it.grad_norm() for it in self.all_trained()]
+        metrics |= {it.norm_name: float(norm) for it, norm in zip(self.all_trained(), norms, strict=True)}
         metrics |= {"lr": learning_rate_at(step, training), "beta": beta}
         if self.objective.tempers:
             metrics["reference_power"] = batch.reference_power
@@ -113,13 +113,13 @@ class Learner:
             return Learned(
                 outcomes=[_known(it) for it in outcomes], metrics={**known(metrics), "skipped": 1.0}, skipped=why
             )
-        for it, norm in zip(self._all_trained(), norms, strict=True):
+        for it, norm in zip(self.all_trained(), norms, strict=True):
             metrics |= it.update(norm, factor=factor)
         if self.reference and (decay := self.objective.reference_decay):
             self.reference.follow(self.policy.model, decay=decay)
         return Learned(outcomes=outcomes, metrics=metrics)
 
-    def _differentiate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
+    def differentiate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
         """Compute the gradients of the batch's mean loss. Return the outcomes of the rows in this rank's share, and the
         metrics of the whole batch."""
         try:
@@ -138,7 +138,7 @@ class Learner:
         known, estimates = self._look_ahead(parts, batch, beta)
         outcomes: list[Outcome] = []
         metrics: Metrics = {}
-        for it in self._all_trained():
+        for it in self.all_trained():
             it.optimizer.zero_grad(set_to_none=True)
         for n, (part, at_hand) in enumerate(zip(parts, known, strict=True)):
             reading = Reading(readers, part, at_hand)
@@ -184,12 +184,12 @@ class Learner:
     def _readers(self) -> dict[str, Reader]:
         """Return the functions that compute the numbers of each counted token, by name: its log-probability, and its
         value if a value model is trained."""
-        readers: dict[str, Reader] = {"logp": partial(self._logps, self.policy.model)}
+        readers: dict[str, Reader] = {"logp": partial(self.logps, self.policy.model)}
         if self.companion and isinstance(self.companion.model, ValueModel):
             readers["value"] = partial(self._values, self.companion.model)
         return readers
 
-    def _logps(self, model: nn.Module, piece: Piece) -> Tensor:
+    def logps(self, model: nn.Module, piece: Piece) -> Tensor:
         with self._computing(), self._keeping(model):
             return piece.logps(model, temperature=self.config.search.temperature)
 
@@ -203,10 +203,10 @@ class Learner:
     def _keeping(self, model: nn.Module) -> AbstractContextManager[None]:
         return keeping_little(model) if self.config.training.checkpoint_activations else nullcontext()
 
-    def _all_trained(self) -> list[Trained[Any]]:
+    def all_trained(self) -> list[Trained[Any]]:
         return [self.trained, *([self.companion] if self.companion else [])]
 
-    def _reset_reference(self, step: int) -> None:
+    def reset_reference(self, step: int) -> None:
         """Set the reference to the current policy if a reset is due before this step. A reference that follows the
         policy as a moving average begins as a copy of the policy before the first step."""
         objective = self.objective
@@ -217,7 +217,7 @@ class Learner:
         elif self.reference and due:
             self.reference.follow(self.policy.model, decay=0)
         if due and objective.reset_optimizer:
-            for it in self._all_trained():
+            for it in self.all_trained():
                 it.optimizer.state.clear()
 
     def _referred(self, part: MicroBatch) -> MicroBatch:
@@ -225,7 +225,7 @@ class Learner:
         unchanged if the reference does not move."""
         if self.reference is None:
             return part
-        found = read({"logp": partial(self._logps, self.reference.model)}, part)
+        found = read({"logp": partial(self.logps, self.reference.model)}, part)
         ref_logp_BT = _spread(found["logp"], part.batch)
         by_token = None if part.batch.ref_logp_BT is None else ref_logp_BT
         batch = replace(part.batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)

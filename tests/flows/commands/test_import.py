@@ -20,7 +20,7 @@ from benchmarks.harness.tiny_models import EOS_ID, tiny_folder, tiny_tokenizer
 from flows.cli import main
 from flows.commands import audit, fork
 from flows.commands.compact import compact_run
-from flows.commands.import_rows import _apart
+from flows.commands.import_rows import around_difference
 from flows.planning import create
 from flows.roles import wiring
 from storage import layout
@@ -316,7 +316,7 @@ def test_two_long_prompts_are_shown_from_where_they_differ(
     row = {"prompt_id": asked.prompt_id, "prompt": asked.text[:3] + "~" * 99, "response": "2"}
     assert main(["import", empty.url, written(tmp_path / "a.jsonl", [row])]) == 2
     assert f"~ is not what the run asks as 'train-00000': {asked.text!r}" in capsys.readouterr().err
-    assert _apart("x" * 99 + "1+2=", "x" * 99 + "2+1=") == (f"…'{'x' * 20}1+2='", f"…'{'x' * 20}2+1='")
+    assert around_difference("x" * 99 + "1+2=", "x" * 99 + "2+1=") == (f"…'{'x' * 20}1+2='", f"…'{'x' * 20}2+1='")
 
 
 GOOD = {"prompt_id": "train-00000", "response_tokens": [3, 4, 1]}

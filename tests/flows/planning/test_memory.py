@@ -135,7 +135,7 @@ def test_what_lies_in_main_memory_is_reported_separately(tmp_path: Path, objecti
     size = sum(it.numel() for it in tiny_llama().parameters())
     said = memory.describe(config)
     assert "AdamW" not in said.partition(";")[0]
-    assert said.endswith(f"; in main memory AdamW {each} bytes a parameter: {memory._amount(each * size)}")
+    assert said.endswith(f"; in main memory AdamW {each} bytes a parameter: {memory.in_words(each * size)}")
     assert "main memory" not in memory.describe(config.replace({"model.device": "cpu"}))
 
 
@@ -157,4 +157,4 @@ def test_the_page_has_the_computed_sizes_for_seven_billion_parameters():
     ]
     beside = [memory.activations(config, LARGE, 1), memory.activations(plain, LARGE, 16384), 2 * parts[0]]
     for size in (*parts, sum(parts), *beside):
-        assert memory._amount(size) in text, memory._amount(size)
+        assert memory.in_words(size) in text, memory.in_words(size)

@@ -14,7 +14,7 @@ import pytest
 
 from flows import cli
 from flows.planning import resolve
-from flows.roles.engines import _starting
+from flows.roles.engines import starting
 from flows.supervision.background_supervisor import local_launcher
 from flows.supervision.gpus import Devices, parse_listing, usable
 from flows.supervision.processes import LocalLauncher, NotNow, Role
@@ -308,7 +308,7 @@ def test_an_engine_reports_the_share_of_memory_that_it_takes(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a")
     for kind in ("trainer", "searcher", "evaluator"):
         hold(Devices("runs/ours", uuids=["a"]), kind)
-    with _starting(VLLMEngine(), Events(run, "searcher-000", 1)) as roles:
+    with starting(VLLMEngine(), Events(run, "searcher-000", 1)) as roles:
         assert roles == 3
     (event,) = read_events(run)
     assert event["message"] == "vLLM takes 0.2 of the memory of its GPU, which 3 roles share"

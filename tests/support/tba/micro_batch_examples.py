@@ -69,7 +69,7 @@ def make(
         if learner.companion:
             weight_D = learner.companion.model.head.weight_D
             weight_D.copy_(torch.randn(weight_D.shape, generator=generator))
-        learner._reset_reference(2)
+        learner.reset_reference(2)
         if learner.reference:
             for it in learner.reference.model.parameters():
                 it.add_(0.1 * torch.randn(it.shape, generator=generator))

@@ -41,8 +41,8 @@ def calls_of(model: nn.Module) -> Iterator[Counter[str]]:
 def taken(it: Learner) -> tuple[list[Tensor], Counter[str]]:
     """Return the gradients of a batch, and the calls of the policy's modules."""
     with calls_of(it.policy.model) as calls:
-        it._differentiate(it.collate(fetched_of(ROWS)), 0.5)
-    parameters = [p for trained in it._all_trained() for p in trained.model.parameters()]
+        it.differentiate(it.collate(fetched_of(ROWS)), 0.5)
+    parameters = [p for trained in it.all_trained() for p in trained.model.parameters()]
     return [p.grad for p in parameters if p.grad is not None], calls
 
 
@@ -82,7 +82,7 @@ def _held_bytes(it: Learner) -> int:
     batch = it.collate(fetched_of(ROWS))
     part = next(iter(micro_batches(batch, most_groups=None, most_tokens=10**6, packs=it.packs)))
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        it._logps(it.policy.model, part.pieces[0])
+        it.logps(it.policy.model, part.pieces[0])
     return sum(held.values())
 
 

@@ -36,14 +36,14 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 def found_by(learner: Learner, rows: list[Trajectory] = ROWS) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return gradients and metrics of a step without its update."""
-    outcomes, metrics = learner._differentiate(learner.collate(fetched_of(rows)), BETA)
+    outcomes, metrics = learner.differentiate(learner.collate(fetched_of(rows)), BETA)
     assert [(it.slot, it.position) for it in outcomes] == [divmod(i, K) for i in range(len(rows))]
     of_rows = {f"{name} {i}": getattr(it, name) for i, it in enumerate(outcomes) for name in ("logp", "advantage")}
     return gradients(learner), {**metrics, **of_rows}
 
 
 def gradients(learner: Learner) -> dict[str, Tensor]:
-    models = [it.model for it in learner._all_trained()]
+    models = [it.model for it in learner.all_trained()]
     named = [(f"{i} {name}", it.grad) for i, model in enumerate(models) for name, it in model.named_parameters()]
     return {name: grad.clone() for name, grad in named if grad is not None}
 
@@ -68,7 +68,7 @@ def naive(learner: Learner, rows: list[Trajectory] = ROWS) -> dict[str, Tensor]:
         groups = replace(groups, log_z_P=torch.stack([model.head(it) for it in hidden]))
     if learner.objective.needs_whole_batch:
         groups = learner.objective.estimates(groups, beta=BETA).of(0, groups)
-    for it in learner._all_trained():
+    for it in learner.all_trained():
         it.model.zero_grad()
     learner.objective.loss(groups, beta=BETA).value.backward()
     return gradients(learner)

@@ -27,8 +27,8 @@ def learner(compute: str = "float32", *, dtype: torch.dtype = torch.float32, **c
 
 
 def gradient(it: Learner) -> Tensor:
-    it._differentiate(it.collate(fetched_of(ROWS)), 0.5)
-    parameters = [p for trained in it._all_trained() for p in trained.model.parameters()]
+    it.differentiate(it.collate(fetched_of(ROWS)), 0.5)
+    parameters = [p for trained in it.all_trained() for p in trained.model.parameters()]
     assert all(p.grad is None or p.grad.dtype == p.dtype for p in parameters)
     return torch.cat([p.grad.flatten().double() for p in parameters if p.grad is not None])
 
@@ -97,7 +97,7 @@ def test_new_runs_have_auto_and_those_stored_without_the_setting_float32():
 def test_a_reference_computes_as_the_trainer_does_so_that_rounding_is_no_log_ratio():
     """Policy and reference have the same weights, so every log-ratio must be 0."""
     it, rows = learner("bfloat16"), [*ROWS[:6], *ROWS[9:]]  # rows in which every token counts
-    outcomes, _ = it._differentiate(it.collate(fetched_of(rows)), 0.5)
+    outcomes, _ = it.differentiate(it.collate(fetched_of(rows)), 0.5)
     prompts = [prompt(*row.prompt_tokens) for row in rows]
     responses = [[response(*row.response_tokens)] for row in rows]
     temperature = it.config.search.temperature
