@@ -260,6 +260,7 @@ def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_
     assert check(run).problems == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_steps_that_are_skipped_as_the_reference_is_reset_are_audited_and_gone_on_from(
     killed: Run, monkeypatch: pytest.MonkeyPatch
@@ -307,6 +308,7 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
     assert check(run).problems == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_and_a_fork(killed: Run):
     """A fork begins it at step 18 and generates further. Its trainer is killed once it has a checkpoint of its own."""

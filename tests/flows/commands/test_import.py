@@ -117,6 +117,7 @@ def test_a_run_learns_from_imports_alone_and_so_does_a_fork_which_may_import_mor
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_without_searchers_learns_from_imports_some_of_which_come_while_it_learns(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -97,6 +97,7 @@ def test_roles_outlive_a_killed_flow_are_adopted_by_the_next_and_stop_when_that_
     assert {lease.role: lease.status for lease in read_leases(run)} == dict.fromkeys([*ROLES, "supervisor"], "stopped")
 
 
+@pytest.mark.long
 def test_a_retried_flow_run_finds_the_run_it_made(stack: Stack, root: Path):
     flow = Flow(stack, root, "r")
     run = flow.run()
@@ -129,6 +130,7 @@ def test_a_retry_stands_by_while_the_first_lives_then_takes_its_place_and_keeps_
     assert "role-draining" not in {it["kind"] for it in read_events(run) if "too many of 1" in it["message"]}
 
 
+@pytest.mark.long
 def test_a_retry_that_stands_by_ends_like_the_first(stack: Stack, root: Path):
     flow = Flow(stack, root, "r")
     run = flow.run()
@@ -175,6 +177,7 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     assert ended["r-searcher-000-2"] in ("Stopped", "Cancelled")
 
 
+@pytest.mark.long
 def test_a_retry_of_a_deployed_role_disturbs_neither_its_life_nor_its_run(stack: Stack, root: Path):
     flow = Flow(stack, root, "r", launcher="deployments")
     run = flow.run()
@@ -189,6 +192,7 @@ def test_a_retry_of_a_deployed_role_disturbs_neither_its_life_nor_its_run(stack:
     assert set(flow.children()) == {"r-trainer-1", "r-evaluator-1", "r-searcher-000-1"}
 
 
+@pytest.mark.long
 def test_a_deployed_searcher_stops_by_itself_once_the_trainer_has_finished(stack: Stack, root: Path):
     flow = Flow(stack, root, "r", launcher="deployments")
     run = flow.run()
@@ -201,6 +205,7 @@ def test_a_deployed_searcher_stops_by_itself_once_the_trainer_has_finished(stack
     assert read_state(run).why == "finished"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_whole_run_on_s3_is_cancelled_from_prefect_and_resumed_to_its_end(
     stack: Stack, s3: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser

@@ -95,10 +95,12 @@ def test_a_trainer_goes_on_exactly_past_a_damaged_checkpoint_in_an_object_store(
     ("name", "content", "said"),
     [
         ("state.json", b'{"step": 6, "sync": 3, "queues": {}}', "it is of sync 3 and step 6, not 4 and 8"),
-        ("state.json", b'{"step": 8, "sync": 4, "queues": []}', "queues is not a JSON object"),
+        pytest.param(
+            "state.json", b'{"step": 8, "sync": 4, "queues": []}', "queues is not a JSON object", marks=pytest.mark.long
+        ),
         ("optimizer.safetensors", b"no tensors", "SafetensorError"),
-        ("model.safetensors", b"no tensors", "SafetensorError"),
-        ("tokenizer.json", b"{", "JSONDecodeError"),
+        pytest.param("model.safetensors", b"no tensors", "SafetensorError", marks=pytest.mark.long),
+        pytest.param("tokenizer.json", b"{", "JSONDecodeError", marks=pytest.mark.long),
     ],
 )
 def test_a_checkpoint_that_was_saved_wrong_is_passed_over_too(finished, tmp_path, name, content, said):

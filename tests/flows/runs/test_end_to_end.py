@@ -14,7 +14,7 @@ from storage.runs.run import Run
 from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba, until
 from tests.support.flows.roles import TINY
 
-STEPS = 60
+STEPS = 36
 ROLES = ("searcher-000", "evaluator", "trainer")
 PLANTED = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "PREFECT_API_KEY", "TBA_PLANTED")
 

@@ -60,6 +60,7 @@ def tba(work: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_examples_of_the_page_run_together(tmp_path: Path):
     work = extended(tmp_path / "copy")

@@ -68,6 +68,7 @@ def found(run: Run) -> list[tuple]:
     return rows(run, "select step, min(age), max(age) from draws group by step order by step")
 
 
+@pytest.mark.long
 def test_synchronous_training_is_on_policy_and_takes_the_same_steps_after_a_kill(policy: Path, tmp_path: Path):
     """The two runs share nothing. As no role runs ahead of another, timing has no influence on what is learned."""
     whole, killed = (start(tmp_path, policy, name, lag=0, every=1, steps=10) for name in ("whole", "killed"))

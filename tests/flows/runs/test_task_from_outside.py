@@ -59,6 +59,7 @@ def test_the_task_of_the_documentation_runs_from_the_folder_of_its_file(tmp_path
     assert (wrong, parts, asked, steps) == ([], (True,), [("test", 256), ("train", 1024)], (8,))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_task_over_a_file_runs_and_says_what_is_missing_without_one(tmp_path: Path):
     written = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -80,6 +81,7 @@ def test_the_task_over_a_file_runs_and_says_what_is_missing_without_one(tmp_path
     assert [(split, count) for split, count, _ in asked] == [("test", 9), ("train", 9)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_task_whose_reward_fails_ends_the_run_at_once_and_says_where(tmp_path: Path):
     write_task(tmp_path)

@@ -37,6 +37,7 @@ from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
 from tests.support.builders import make_shard, rows_of
 from tests.support.faults.crashes import Killed, Watched, every_write, first_of_each_kind
+from tests.support.sampling import sampled
 from tests.support.storage.compacted import replayed, save_checkpoint
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_run
@@ -434,7 +435,7 @@ def watched(run: Run, at: int, happen) -> tuple[Run, Watched]:
 @local
 @pytest.mark.slow
 @every_write
-@pytest.mark.parametrize("drop_beyond", [None, CAPACITY])
+@pytest.mark.parametrize("drop_beyond", sampled([None, CAPACITY], kept=[CAPACITY]))
 def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next_finishes_it(
     root: str, tmp_path: Path, drop_beyond: int | None, every: bool, monkeypatch: pytest.MonkeyPatch
 ):
