@@ -13,7 +13,7 @@ DOCS   := .tba/docs
 help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make test     a new machine to a green test suite"
-	@echo "make test-long  the tests that \`make test\` only samples: a kill at every write, a fault in every operation"
+	@echo "make test-long  what \`make test\` only samples: a kill at every write, a cluster, …; PART=2/3 is a third of it"
 	@echo "make test-vllm  the tests that need vLLM, whose build for CPUs is installed beside the environment"
 	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
 	@echo "make check    style, types and boundaries, and the audit"
@@ -43,7 +43,7 @@ test: install
 	$(BIN)/python -m pytest $(PARALLEL)
 
 test-long: install
-	$(BIN)/python -m pytest -m long $(PARALLEL)
+	TBA_TESTS_PART=$(PART) $(BIN)/python -m pytest -m long $(PARALLEL)
 
 test-vllm: $(VLLM)/.installed
 	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"

@@ -33,6 +33,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shel
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     distribution.leave_out_long_tests(config, items)
+    distribution.leave_out_other_parts(config, items, os.environ.get("TBA_TESTS_PART", ""))
     if hasattr(config, "workerinput"):
         distribution.begin_with_slow_tests(items)
 

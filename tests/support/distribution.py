@@ -26,12 +26,20 @@ def leave_out_long_tests(config: pytest.Config, items: list[pytest.Item]) -> Non
     items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
+def leave_out_other_parts(config: pytest.Config, items: list[pytest.Item], part: str) -> None:
+    """Deselect the tests of other parts. A `part` such as `2/3` is the second of three parts that take about equally
+    long; an empty one is all tests."""
+    if not part:
+        return
+    number, of = map(int, part.split("/"))
+    chosen = [item for group in _groups(items)[number - 1 :: of] for item in group]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
+
+
 def begin_with_slow_tests(items: list[pytest.Item]) -> None:
     """Sort the groups by the time that they need, so that no worker begins a long one at the end."""
-    groups: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        groups.setdefault(group_of(item.nodeid), []).append(item)
-    items[:] = [item for of in sorted(groups.values(), key=_seconds, reverse=True) for item in of]
+    items[:] = [item for group in _groups(items) for item in group]
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -56,6 +64,14 @@ def _group_of_file(path: str) -> str:
     if SHARED_BY_ALL.search(text):
         return "stack"
     return path if SHARED_BY_A_FILE.search(text) else ""
+
+
+def _groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
+    """Return the groups of tests, those that need most time first."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+    return sorted(groups.values(), key=_seconds, reverse=True)
 
 
 def _seconds(items: Sequence[pytest.Item]) -> float:
