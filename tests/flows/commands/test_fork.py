@@ -228,6 +228,7 @@ def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed:
     assert check(run).problems == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_is_audited(killed: Run):
     """The rewards teach nothing here. Weight decay moves the policy away from the reference, and GRPO moves it back."""

@@ -151,6 +151,7 @@ def test_a_trainer_that_is_killed_at_any_write_is_made_good_by_the_next(
         assert_sound(run)
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_overtaken_at_any_write_does_no_harm(
     empty: Run, unbroken: tuple[list[int], dict[int, list[str]]], tmp_path: Path
 ):

@@ -25,7 +25,6 @@ from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
-from tba.config import parse
 from tba.errors import Stopped, Superseded
 from tba.types import Score, Version
 
@@ -39,7 +38,8 @@ def main() -> int:
     parser.add_argument("--index", type=int)
     options = parser.parse_args()
     run = Run.open(options.run)
-    if parse(run.config).model.path:
+    config = run.config  # parsing it would take as long as all else that a script does
+    if config["model"]["path"]:
         os.execv(sys.executable, [sys.executable, "-m", "flows.roles.role", *sys.argv[1:]])
     name = f"searcher-{options.index:03d}" if options.kind == "searcher" else options.kind
     print(f"{name} begins as {os.getpid()}", flush=True)
@@ -47,9 +47,9 @@ def main() -> int:
     if behaviour in AT_ONCE:
         print("2026-01-01 00:00:00,000 tba ERROR there is no such model\nbye", flush=True)
         return AT_ONCE[behaviour]
-    limits = parse(run.config).limits
+    limits = config["limits"]
     number = options.index if options.kind == "searcher" else None
-    with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after, index=number) as lease:
+    with HeldLease(run, name, every=limits["lease_every"], orphan_after=limits["orphan_after"], index=number) as lease:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: lease.stop("SIGTERM"))
         return live(run, name, options.kind, lease)
 
