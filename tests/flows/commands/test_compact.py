@@ -121,7 +121,10 @@ def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "rule",
-    [{"sampling.evict": "worst", "sampling.capacity": K}, {"sampling.copies": "all", "sampling.capacity": 3 * S}],
+    [
+        pytest.param({"sampling.evict": "worst", "sampling.capacity": K}, marks=pytest.mark.long),
+        {"sampling.copies": "all", "sampling.capacity": 3 * S},
+    ],
 )
 def test_a_trainer_that_resumes_after_a_compaction_draws_by_the_rule_of_its_run(tmp_path: Path, rule: dict[str, Any]):
     """Rewards differ only in a synthetic run, whose trainer has no model."""

@@ -56,7 +56,7 @@ def passed_over(run: Run) -> list[tuple[str, str, str]]:
     return rows(run, f"select data ->> 'checkpoint', severity, message from events {kind} order by created_at")
 
 
-SAMPLE = ("flipped optimizer", "no tokenizer", "truncated manifest", "manifest of another step")
+SAMPLE = ("flipped optimizer", "truncated manifest")
 
 
 @pytest.mark.parametrize("how", sampled(DAMAGES, kept=SAMPLE))

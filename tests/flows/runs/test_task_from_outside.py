@@ -32,15 +32,16 @@ def write_task(folder: Path) -> None:
     (folder / "carryless.py").write_text(written[1])
 
 
-def run_from(folder: Path, task: str, **given: str) -> "subprocess.CompletedProcess[str]":
+def run_from(folder: Path, task: str, *options: str, **given: str) -> "subprocess.CompletedProcess[str]":
     policy = folder / "policy"
     changes = {"model.path": policy if policy.exists() else tiny_folder(policy), **TINY, **given}
-    command = [str(Path(sys.executable).with_name("tba")), "run", task, "--root", "here", "--steps", "8"]
+    command = [str(Path(sys.executable).with_name("tba")), "run", task, "--root", "here", "--steps", "8", *options]
     for key, value in changes.items():
         command += ["--set", f"{key}={value}"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_task_of_the_documentation_runs_from_the_folder_of_its_file(tmp_path: Path):
     write_task(tmp_path)
@@ -97,3 +98,10 @@ def test_a_task_whose_reward_fails_ends_the_run_at_once_and_says_where(tmp_path:
     )
     (log,) = (tmp_path / "here").glob("runs/*/logs/searcher-000-0001.log")
     assert "odd.py" in log.read_text(), "the whole traceback"
+
+
+def test_the_task_of_the_documentation_is_found_in_the_working_folder(tmp_path: Path):
+    write_task(tmp_path)
+    told = run_from(tmp_path, "carryless:Carryless", "--dry-run")
+    assert told.returncode == 0, told.stderr
+    assert re.search(r"^task +carryless", told.stdout, re.MULTILINE)

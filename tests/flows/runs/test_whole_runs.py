@@ -165,6 +165,7 @@ def test_each_version_has_every_score_and_how_it_was_sampled(finished):
     assert rows(finished, "select distinct value from evaluations where metric like 'pass@%'") == [(1.0,)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
 def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, policy, tmp_path, monkeypatch):
     """On another machine the fetched versions are the same, although some are stored as differences."""

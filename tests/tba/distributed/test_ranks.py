@@ -318,7 +318,7 @@ RANK = [sys.executable, "-m", "tests.support.tba.a_rank", "3"]
 @pytest.mark.parametrize(
     ("met", "raised", "says"),
     [
-        ("RunFailed", RunFailed, "^no room$"),
+        pytest.param("RunFailed", RunFailed, "^no room$", marks=pytest.mark.long),
         ("ValueError", RunFailed, r"^rank 1 of the trainer \(pid \d+\): .*no room"),
     ],
 )
