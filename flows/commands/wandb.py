@@ -1,4 +1,5 @@
-"""`tba wandb`: write the metrics and scores of a run from its log to Weights & Biases."""
+"""`tba wandb`: make a new Weights & Biases run of everything in a run's log. By default it is written offline, and
+`wandb sync` sends it; `--online` sends it at once."""
 
 import argparse
 

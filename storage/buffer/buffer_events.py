@@ -57,7 +57,7 @@ class BufferEvents:
         stored."""
         self._events.write(
             "queues-restarted",
-            f"shards were given up since the checkpoint was stored (the first of them all: "
-            f"{', '.join(sorted(given_up)[:3])}), so every prompt can be drawn again",
+            f"shards were given up since the checkpoint was stored, so every prompt can be drawn again; "
+            f"the first shards that were ever given up: {', '.join(sorted(given_up)[:3])}",
             severity="warning",
         )

@@ -252,8 +252,7 @@ class Pool:
         return prompts_P
 
     def count_young(self, step: int) -> int:
-        """Count the rows that `sampling.max_age` allows at a gradient step, also beyond `sampling.capacity`. Without
-        `sampling.max_age`, nothing is counted."""
+        """Count the rows that `sampling.max_age`, which must be set, allows at a step, whatever the capacity."""
         versions = np.array(list(self.young), np.int64)
         young = versions[self._is_young(versions, step)].tolist()
         return sum(len(prompts) for version in young for prompts in self.young[version])

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from storage import layout
 from storage.log.compactions import Compaction, Compactions
 from storage.log.shard_reader import SIDE_BY_SIDE
-from storage.maintenance.compaction_sources import CompactionSources
+from storage.maintenance.compaction_reader import CompactionReader
 from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 
@@ -16,7 +16,7 @@ class CompactionRemoval:
     """Removes the run's own shards and compactions that are no longer read. Before an object is removed, the
     compactions that hold its rows are read whole."""
 
-    def __init__(self, run: Run, compactions: Compactions, sources: CompactionSources):
+    def __init__(self, run: Run, compactions: Compactions, sources: CompactionReader):
         self.shards = 0  # number of the run's own shards that lie in compactions
         self.removed = 0  # number of removed objects
         self.left: dict[str, str] = {}  # by key of an object that stays: the reason

@@ -1,8 +1,9 @@
 """Compaction: the rows of many admitted shards move into one object. On request, rows that are no longer needed lose
 their payloads.
 
-First the object is stored, then its record, and then the shards are removed. Nothing is removed unless a compaction of
-higher rank holds all of its rows. So it does no harm if a compaction is killed at any point, or if two run at the same
+First the object is stored, then its record, and then the shards are removed. A shard is removed only after a compaction
+holds all of its rows. A compaction is removed only after compactions of higher rank, which readers prefer, hold all of
+its rows. So it does no harm if a compaction is killed at any point, or if two run at the same
 time: the next one continues from what is stored, and removes what is stored twice.
 """
 
@@ -14,8 +15,8 @@ from storage import layout
 from storage.log.compactions import Compaction, Compactions, encode
 from storage.log.syncs import read_chain
 from storage.maintenance.compaction_format import Admitted, decode_object, encode_object, misfit
+from storage.maintenance.compaction_reader import CompactionReader, Source
 from storage.maintenance.compaction_removal import CompactionRemoval
-from storage.maintenance.compaction_sources import CompactionSources, Source
 from storage.maintenance.droppable_payloads import DroppablePayloads
 from storage.objects import manifest_folders
 from storage.runs import retention
@@ -71,7 +72,7 @@ class _Compactor:
         self._synced = [record.without(lost) for record in read_chain(run)]
         self._checkpoint = _oldest_checkpoint(run, keep)
         self._payloads = DroppablePayloads(run, self._compactions)
-        self._sources = CompactionSources(run, self._compactions)
+        self._sources = CompactionReader(run, self._compactions)
         self._outcome = Compacted(run.name, self._checkpoint)
 
     def compact(self, progress: Progress) -> Compacted:

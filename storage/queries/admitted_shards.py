@@ -129,8 +129,8 @@ def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mappin
 
 
 def read_compactions(snapshot: Snapshot, damage: DamageLog) -> tuple[list[Compaction], bool]:
-    """Return the compactions whose records can be read, and whether all listed records could be found. If a record was
-    removed after the listing, another compaction now holds its shards."""
+    """Return the compactions whose records can be read. The second value is False if a listed record is gone: another
+    compaction has taken over its shards, and the caller must list again."""
     keys = [key for key in snapshot.keys(layout.COMPACTIONS) if is_record(key)]
     data = dict(snapshot.read_all(layout.COMPACTIONS, damage, only=is_record))
     found: list[Compaction] = []
@@ -205,7 +205,8 @@ class _ShardObjects:
         return {"state": state, "reason": f"lies in {place.compaction.object}, which {problem}"}
 
     def note_compactions(self, rows: Iterable[Row]) -> None:
-        """Add to the damage each damaged or missing compaction that holds shards which no other object holds."""
+        """Add damaged and missing compactions to the damage, if `rows`, which are those of the view `shards`, have a
+        missing or damaged shard that lies in them."""
         names = [(row["key"], row.get("sha256", "")) for row in rows if row["state"] in ("missing", "damaged")]
         held = Counter(self.lost[name].compaction.object for name in names if name in self.lost)
         for key, shards in held.items():

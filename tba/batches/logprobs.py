@@ -83,8 +83,8 @@ def _projected_at(model: Any, head: nn.Linear, places: Tensor | tuple[Tensor, ..
     """Return [N, D]: the hidden states that the output layer gets at these places. Return None if the model does not
     return the output of the layer unchanged.
 
-    To save time, the output layer is called with no positions at all. Its output is replaced by a tensor that shows
-    whether the model wrote to it.
+    To save time, the output layer runs on no positions, and a stand-in tensor replaces its output. If the model returns
+    another tensor, or has changed the stand-in, the model changes its logits.
     """
     kept: list[Tensor] = []
     returned: list[Tensor] = []

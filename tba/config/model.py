@@ -33,7 +33,7 @@ class ModelConfig:
 
     path: str = ""
     """The model to start from: a folder, an `s3://` URL or a name on the Hugging Face hub. Empty lets the task make a
-    small base model."""
+    small base model, where the task can, such as `quickstart`."""
     revision: str = "main"
     """Branch, tag or commit of a model on the hub."""
     trust_remote_code: bool = False

@@ -81,11 +81,11 @@ class AlarmsConfig:
     all responses. Such groups teach the policy nothing but to stay close to the reference. Higher values raise the
     alarm more rarely; 0 switches it off."""
     log_ratio: Annotated[float, Field(ge=0, le=1e6)] = 5.0
-    """Raise an alarm if, on average over a step, log pi and log pi_ref of a response differ by more than this many nats
-    per token. A large difference means that the policy is far from the reference."""
+    """Raise an alarm if the absolute difference between log pi and log pi_ref, summed over the responses of a step and
+    divided by their number of tokens, is above this many nats. The policy is then far from the reference."""
     mismatch: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """Raise an alarm if, in an evaluation, the log-probabilities that the engine and the trainer compute for a greedy
-    response differ on average by more than this many nats per response."""
+    """Raise an alarm if the log-probability of a whole greedy response differs between engine and trainer by more than
+    this many nats. What counts is the absolute difference, averaged over the responses of an evaluation."""
 
 
 @settings

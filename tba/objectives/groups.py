@@ -70,7 +70,7 @@ class Groups:
 
     @property
     def tokens_PK(self) -> Tensor:
-        """The number of tokens of each response that count."""
+        """The number of counted tokens in each response."""
         return self.mask_PKT.sum(dim=2)
 
     @property

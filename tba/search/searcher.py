@@ -106,7 +106,7 @@ class Searcher:
         return most is not None and self.adoption.rounds_begun >= most
 
     def ask(self, groups: Sequence[Group]) -> None:
-        """Submit the requests for all responses to the groups of one round."""
+        """Submit one request for each response of the round's groups, and count the round as begun."""
         self.in_flight.ask(make_requests(groups, self.config, seed=self.seed, searcher=self.index))
         self.adoption.rounds_begun += 1
 

@@ -101,8 +101,8 @@ class CompactedRows:
                 raise Damaged(f"{key}: {part.given_up} rows lack their tokens, but no retention record gives these up")
 
     def _gives_up(self, part: Part) -> bool:
-        """True if a retention record says that payloads of this shard were removed. Retention records written since the
-        check began are read too."""
+        """True if a retention record gives up payloads of the sync that admitted this shard. If no known record does,
+        read the records again: one may have been written since the check began."""
         if not _is_given_up(part.sync, self._payloads):
             self._payloads = given_up_payloads(self._run)
         return _is_given_up(part.sync, self._payloads)

@@ -423,7 +423,7 @@ def die(store: Watched, name: str, key: str) -> None:
 
 def use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let compactions read and remove one object after the other."""
-    for module in ("compaction_sources", "compaction_removal"):
+    for module in ("compaction_reader", "compaction_removal"):
         monkeypatch.setattr(f"storage.maintenance.{module}.SIDE_BY_SIDE", 1)
 
 

@@ -26,7 +26,7 @@ class Source(NamedTuple):
     table: pa.Table
 
 
-class CompactionSources:
+class CompactionReader:
     def __init__(self, run: Run, compactions: Compactions):
         self.left: dict[str, str] = {}  # by key of a shard that stays as it is: the reason
         self._run, self._compactions = run, compactions
