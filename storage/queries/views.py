@@ -40,7 +40,7 @@ from storage.runs.run import Run, resolve
 _SQL = [files("storage.queries").joinpath(f"sql/{name}.sql").read_text() for name in ("views", "macros", "comments")]
 # draws_all and steps_all have the columns of draws and steps, with the same meaning.
 _SQL += [
-    re.sub(r"column (\w+)", r"column \1_all", comment)
+    re.sub(r"column (\w+)", r"column \1_all", comment, count=1)
     for comment in re.findall(r"^comment on column (?:draws|steps)\..*;$", _SQL[-1], re.MULTILINE)
 ]
 

@@ -14,7 +14,7 @@ SECONDS_TO_SHARE = 20.0
 """The estimated seconds before the first test of a group, which often makes a whole run."""
 SHARED_BY_A_FILE = re.compile(r'scope="(?:module|class)"')
 SHARED_BY_ALL = re.compile(r"\bstack: Stack\b")
-"""A test with the Prefect server of the session. Of such servers, which need seconds to start, one is enough."""
+"""A test with a Prefect server. Of such servers, which need seconds to start, one is enough."""
 
 
 def leave_out_long_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
