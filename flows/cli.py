@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """Return the parser of the command line. Only the commands in `wanted` get their arguments, because this imports
-    their files."""
+    """Return the parser of the command line. Only the commands in `wanted` get their arguments, because these are
+    defined in the commands' files, which are then imported."""
     parser = argparse.ArgumentParser(prog="tba", description=_ABOUT, formatter_class=Help)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)

@@ -1,4 +1,4 @@
-"""`tba give-up`: let a run go on without admitted shards that are lost. A retention record names them, and why."""
+"""`tba give-up`: let a run go on without admitted shards that are lost. A retention record says which, and why."""
 
 import argparse
 import json

@@ -30,8 +30,8 @@ def automations(tell: Block | None = None, *, silent_after: timedelta = SILENT_A
 
 def silence(after: timedelta) -> AutomationCore:
     """Return an automation that marks a flow run as crashed after `after` without a heartbeat, because its process or
-    machine is gone. Otherwise the flow run would stay Running for ever. The role's process may still live: the
-    supervisor then adopts it."""
+    machine is gone. Otherwise the flow run would stay Running for ever. The role that the flow run watched may
+    still be alive: the supervisor then adopts it."""
     return AutomationCore(
         name="tba: a flow run without a sign has crashed",
         trigger=EventTrigger(

@@ -20,8 +20,8 @@ _POINTS = 240  # of a line; a longer line shows means of neighbouring points, wi
 _ZOOMED_POINTS = 1000  # of a line in a zoomed chart
 _X_NAME_WIDTH = 40  # at the right end of the x axis, where no number stands
 _UNITS = ((120, 1, "seconds"), (7200, 60, "minutes"), (math.inf, 3600, "hours"))
-"""The units of the time axis: the length of a run below which it is used, the length of the unit (both in seconds), and
-its name."""
+"""The units of the time axis, each with two lengths in seconds, and its name. The unit is used if the longest run is
+shorter than the first length. The second is that of the unit."""
 
 _COLOURS = ("#2563a8", "#bd5415", "#2c7d54", "#79489c", "#9a7500", "#1d7f8c", "#b03a6f", "#6b6f76")
 _FILE_STYLE = Markup(

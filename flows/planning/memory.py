@@ -16,7 +16,7 @@ KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it compu
 _BYTES = {"float32": 4, "bfloat16": 2}
 _KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}
 """How many numbers a layer keeps per token for the backward pass, as a multiple of the hidden size and a multiple of
-the intermediate size; the sum counts. `whole`: the layer computes in the type of its weights. `lowered`: its weights
+the intermediate size; the two are added. `whole`: the layer computes in the type of its weights. `lowered`: its weights
 are float32 and it computes in bfloat16. The values were counted on Llama and Qwen2."""
 _CHECKPOINTED = 2  # multiples of the hidden size that a layer keeps per token if it computes the rest again
 

@@ -27,7 +27,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Other:
-    """A value of a type that cannot be transferred. Only its texts by `str` and `repr` are."""
+    """Stands for a value whose type cannot be transferred. It has the texts of the value by `str` and by `repr`."""
 
     text: str
     representation: str

@@ -23,8 +23,8 @@ from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Supersed
 log = logging.getLogger("tba")
 
 SWEPT_BY = {"trainer": lambda index: "", "searcher": layout.searcher_folder}
-"""For each kind of role, the function that maps its index to the folder in which it removes old unfinished writes of
-killed processes. The empty folder name means the whole run. Evaluators remove nothing."""
+"""For each kind of role, a function from the index of a role to the folder in which the role removes old unfinished
+writes of killed processes. The empty folder name means the whole run. Evaluators remove nothing."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from storage.local_files.temporary_files import temporary_beside
 from tba.errors import StorageError
 
 MOST_BYTES = 2 * 1024**3
-"""Default for the bytes of files without a remembered result that one `RememberedReads` reads."""
+"""Default of the maximum: how many bytes of files without a remembered result one `RememberedReads` reads."""
 
 _SIDE_BY_SIDE = 8  # number of files that are read at the same time
 _SETTLED = 2.0  # seconds: a file that changed so recently is not remembered, as one more change might not be noticed

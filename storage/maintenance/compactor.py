@@ -3,8 +3,8 @@ their payloads.
 
 First the object is stored, then its record, and then the shards are removed. A shard is removed only after a compaction
 holds all of its rows. A compaction is removed only after compactions of higher rank, which readers prefer, hold all of
-its rows. So it does no harm if a compaction is killed at any point, or if two run at the same
-time: the next one continues from what is stored, and removes what is stored twice.
+its rows. So it does no harm if a compaction is killed at any point, or if two run at the same time: the next one
+continues from what is stored, and removes what is stored twice.
 """
 
 from collections.abc import Callable, Iterator, Sequence

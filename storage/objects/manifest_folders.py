@@ -199,9 +199,9 @@ def left_behind(store: Store, prefix: str, found: Found) -> list[Version]:
 
 
 def sweep(store: Store, prefix: str) -> bool:
-    """Remove the files of a folder that has no manifest. If the folder has a manifest after all, leave it and return
-    True. Return False only if a manifest appeared while files were removed; the caller must then remove the folder.
-    Otherwise return True."""
+    """Remove the files of a folder that has no manifest, and return True. If the folder has a manifest after all, leave
+    it and return True. Return False if a manifest appeared while files were removed: the caller must then remove the
+    folder."""
     stored = [entry.key for entry in store.list(prefix)]
     if prefix + layout.MANIFEST in stored or store.exists(prefix + layout.MANIFEST):  # it may be newer than `stored`
         return True  # another process was still writing the folder, and has completed it

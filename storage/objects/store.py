@@ -51,7 +51,7 @@ class Store(Protocol):
         ...
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders directly under a folder."""
+        """Return the names of the folders directly under a folder, without listing what is in them."""
         ...
 
     def upload(self, path: Path, key: str) -> None:

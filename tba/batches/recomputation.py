@@ -36,7 +36,8 @@ _again: ContextVar[Around] = ContextVar("again", default=nullcontext)
 
 @contextmanager
 def again_in(around: Around) -> Iterator[None]:
-    """In the `with` block, whenever a layer is computed again, `around` makes a context in which this happens."""
+    """If a layer that runs in the `with` block is computed again, even after the block, this happens in a new context
+    that `around` makes."""
     token = _again.set(around)
     try:
         yield

@@ -58,8 +58,9 @@ class TrainingConfig:
     """Number of steps at the peak of the schedule `warmup-stable-decay`. Unset, all steps that `warmup_steps` and
     `decay_steps` leave."""
     decay_steps: Count = 0
-    """Number of steps from the peak to 0 in the schedule `warmup-stable-decay`. 0 never decays. If `training.steps`
-    ends the run earlier, the learning rate does not reach 0."""
+    """Number of steps from the peak to 0 in the schedule `warmup-stable-decay`. With 0 the rate stays at the peak,
+    except that a last step at the very end of the schedule has the rate 0. If `training.steps` ends the run earlier,
+    the learning rate does not reach 0."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay rate of the first moment of AdamW, the moving average of gradients. Higher values average over more steps.
     0 keeps no first moment."""

@@ -64,8 +64,8 @@ class Helper:
         atexit.register(self.close)
 
     def ask(self, what: str, given: str, gold: str) -> bool:
-        """Return the result of a comparison. If the helper was killed from outside, ask a new helper once more. False
-        if there is no result, for example because the time is over or the texts are too long."""
+        """Return the result of a comparison. If the helper was killed from outside, ask a new helper once more.
+        Return False if there is no result, for example because the time is over or the texts are too long."""
         order = [what, given, gold]
         if len(json.dumps(order)) >= LONGEST:
             return False

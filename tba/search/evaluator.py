@@ -227,9 +227,9 @@ def _own(
 
 def mismatch(answered: _Answered) -> Mapping[str, float]:
     """Compare the generator's log-probabilities with the trainer's, and return three numbers by name. `mismatch` and
-    `mismatch_max` are the mean and the maximum of the absolute difference, over the tokens that the policy wrote. For
-    `mismatch_response`, the differences of a response are summed; it is the mean of the absolute sums over responses.
-    Return an empty dict if the trainer's log-probabilities were not computed."""
+    `mismatch_max` are the mean and the maximum of the absolute difference, over the tokens that the policy wrote. The
+    differences of each response are also summed; `mismatch_response` is the mean of the absolute sums. Return an empty
+    dict if the trainer's log-probabilities were not computed."""
     if not answered.trainers_logps:
         return {}
     responses = [response for _, response in answered.asked]

@@ -208,7 +208,8 @@ class Learner:
 
     def reset_reference(self, step: int) -> None:
         """Set the reference to the current policy if a reset is due before this step. A reference that follows the
-        policy as a moving average begins as a copy of the policy before the first step."""
+        policy as a moving average begins as a copy of the policy before the first step. With
+        `objective.reset_optimizer`, a reset also empties the state of the optimizers."""
         objective = self.objective
         follows = objective.reference_decay > 0
         due = objective.reference_reset > 0 and step > 1 and (step - 1) % objective.reference_reset == 0

@@ -55,8 +55,8 @@ class Crowd:
             self._close_one(most)
 
     def _close_one(self, peer: str) -> None:
-        """Close the connection of a peer that has been silent longest. There is one, because the new connection is
-        silent."""
+        """Of a peer's silent connections, close the one that has been silent longest. There is one, because the new
+        connection is silent."""
         first = next(silent for silent in self._silent if self._peers[silent] == peer)
         self.leave(first)
         first.abort()

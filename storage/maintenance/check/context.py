@@ -58,7 +58,7 @@ class CheckContext:
         )
 
     def is_inherited(self, key: str) -> bool:
-        """True if a fork inherits the object. The check of its parent covers the object then."""
+        """True if the run is a fork and inherits the object. The check of its parent then covers the object."""
         return self.run.owner_of(key) is not self.run
 
 
