@@ -264,7 +264,7 @@ def _widened(values: Sequence[float], least_share: float, least: float = 0.0) ->
     low, high = min(values), max(values)
     if high - low > max(least, least_share * max(abs(low), abs(high))):
         return low, high
-    if 0 <= low <= 1:  # a share, most likely
+    if low >= 0 and high <= 1:  # a share, most likely
         return 0.0, 1.0
     half = abs(low) * 0.5
     return low - half, high + half

@@ -298,11 +298,20 @@ def test_a_band_lies_around_its_points_and_a_level_goes_across():
 
 
 @pytest.mark.parametrize(
-    "points", [[(3.0, 0.5)], [(0.0, 2.0), (1.0, 2.0)], [(0.0, -1e-9), (1.0, 1e-9)], [(0.0, 0.0), (9.0, 1e12)]]
+    "points",
+    [
+        [(3.0, 0.5)],
+        [(0.0, 2.0), (1.0, 2.0)],
+        [(0.0, -1e-9), (1.0, 1e-9)],
+        [(0.0, 0.0), (9.0, 1e12)],
+        [(0.0, 1.0), (1.0, 1.000001)],
+    ],
 )
 def test_any_range_of_values_can_be_drawn(points: list[tuple[float, float]]):
-    svg = re.findall(r"<svg.*</svg>", Chart("Loss", [Series("loss", points)]).figure())[0]
-    ElementTree.fromstring(svg)
+    plot = _plot(re.findall(r"<svg.*</svg>", Chart("Loss", [Series("loss", points)]).figure())[0])
+    _, top, _, height = map(float, plot.attrib["viewBox"].split())
+    for line in plot.iter("polyline"):
+        assert all(top <= -y <= top + height for _, y in _points(line))
 
 
 @pytest.mark.parametrize(
