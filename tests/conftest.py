@@ -31,10 +31,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shel
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure() -> None:
+    distribution.chosen_part()  # a wrong one is an error before any worker starts
+
+
 @pytest.hookimpl(trylast=True)  # after `-m`, so that the parts of the tests that it leaves take equally long
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     distribution.leave_out_long_tests(config, items)
-    distribution.leave_out_other_parts(config, items, os.environ.get("TBA_TESTS_PART", ""))
+    distribution.leave_out_other_parts(config, items)
     if hasattr(config, "workerinput"):
         distribution.begin_with_slow_tests(items)
 

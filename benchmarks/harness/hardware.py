@@ -1,4 +1,4 @@
-"""What a measurement was made on: the machine, and the versions of the libraries."""
+"""Describes the machine and the library versions of a measurement, and names its results file."""
 
 import os
 import platform

@@ -115,8 +115,8 @@ def check_groups(reward_PK: Tensor) -> None:
 
 
 class Estimates(NamedTuple):
-    """What an objective computes from a whole batch before the first gradient: advantages, the returns that a value
-    model learns, and metrics."""
+    """Advantages, the returns that a value model learns, and metrics. An objective computes them from a whole batch,
+    before the first gradient."""
 
     advantage_PKT: Tensor
     return_PKT: Tensor | None  # None if the objective learns no values

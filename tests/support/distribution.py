@@ -1,5 +1,6 @@
 """Which tests are run, and which worker of `pytest -n` runs them."""
 
+import os
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -26,15 +27,24 @@ def leave_out_long_tests(config: pytest.Config, items: list[pytest.Item]) -> Non
     items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
-def leave_out_other_parts(config: pytest.Config, items: list[pytest.Item], part: str) -> None:
-    """Deselect the tests of other parts. A `part` such as `2/3` is the second of three parts that take about equally
-    long; an empty one is all tests."""
-    if not part:
-        return
-    number, of = map(int, part.split("/"))
-    chosen = [item for group in _groups(items)[number - 1 :: of] for item in group]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-    items[:] = chosen
+def chosen_part() -> tuple[int, int]:
+    """Return the part of the tests that $TBA_TESTS_PART names: (2, 3) for `2/3`, the second of three parts. Unset or
+    empty, the variable means all tests."""
+    part = os.environ.get("TBA_TESTS_PART") or "1/1"
+    numbers = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
+    if not numbers or int(numbers[1]) > int(numbers[2]):
+        raise pytest.UsageError(f"TBA_TESTS_PART must be a part such as 2/3, got {part!r}")
+    return int(numbers[1]), int(numbers[2])
+
+
+def leave_out_other_parts(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of other parts than the chosen one. All parts take about equally long."""
+    number, of = chosen_part()
+    groups = _groups(items)
+    left_out = [item for n, group in enumerate(groups) if n % of != number - 1 for item in group]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for group in groups[number - 1 :: of] for item in group]
 
 
 def begin_with_slow_tests(items: list[pytest.Item]) -> None:

@@ -456,7 +456,7 @@ def test_a_setting_that_the_new_choice_lacks_can_be_set_back():
 
 
 def test_text_that_means_the_former_default_is_as_good_as_none():
-    """As `--set` passes it."""
+    """`--set` passes every value as text."""
     changes = {"objective.name": "grpo", "objective.target_temperature_start": "1",
                "objective.target_temperature_steps": "1", "objective.log_z": "group"}  # fmt: skip
     assert preset("redteam").replace(changes).objective == GRPO()

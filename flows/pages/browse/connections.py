@@ -55,8 +55,7 @@ class Crowd:
             self._close_one(most)
 
     def _close_one(self, peer: str) -> None:
-        """Of a peer's silent connections, close the one that has been silent longest. There is one, because the new
-        connection is silent."""
+        """Close the peer's connection that has been silent longest. At least the new connection is silent."""
         first = next(silent for silent in self._silent if self._peers[silent] == peer)
         self.leave(first)
         first.abort()

@@ -3,11 +3,9 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from flows.cli import main
 from flows.pages.markdown import last_scores, markdown
@@ -19,6 +17,7 @@ from storage.runs.run import Run
 from tba.types import Version
 from tests.support.faults.damages import DAMAGES, HOLDING, MAY_BE_GONE, flip, path_of
 from tests.support.faults.rewriting import with_digest
+from tests.support.sampling import sampled
 from tests.support.storage.synthetic import PROMPTS, STEPS, copy_run, make_run, prune_version
 
 READ_BY_RUNS = (layout.attempt(2), layout.evaluation(Version(2, 1)))
@@ -48,16 +47,10 @@ def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 HOW = ("cut", "a list", "removed")
 
 
-def damages() -> Iterator[ParameterSet]:
-    """Yield damage of each kind to each object. `make test` takes one kind for every second object."""
-    for number, key in enumerate(HOLDING):
-        possible = [how for how in HOW if how != "removed" or key not in MAY_BE_GONE]
-        for how in possible:
-            sampled = number % 2 == 0 and how == possible[number // 2 % len(possible)]
-            yield pytest.param(key, how, marks=() if sampled else pytest.mark.long)
+NOTICED = [(key, how) for key in HOLDING for how in HOW if not (how == "removed" and key in MAY_BE_GONE)]
 
 
-@pytest.mark.parametrize(("key", "how"), [*damages()])
+@pytest.mark.parametrize(("key", "how"), sampled(NOTICED, kept=NOTICED[::5]))
 def test_no_command_fails_because_of_damage_and_each_names_it(
     whole: Run, key: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -200,8 +200,8 @@ def test_a_later_searcher_generates_with_a_later_version(finished):
 
 @pytest.mark.parametrize(("checkpoint", "records"), [(2, 4), (4, 6), (0, 3)])
 def test_a_resumed_trainer_takes_the_same_steps_on_the_same_trajectories(finished, tmp_path, checkpoint, records):
-    """As far as the records reach, draws, losses, gradient norms and the weights after every sync are the same, bit for
-    bit."""
+    """Draws, losses, gradient norms and the weights after every sync are the same, bit for bit, up to the last stored
+    record."""
     run = broken_off(finished, tmp_path, after_checkpoint=checkpoint, keep_records=records)
     assert live(run, "trainer", wiring.run_trainer) == []
     whole, again = learned(finished), learned(run)

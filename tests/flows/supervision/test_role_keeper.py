@@ -1,4 +1,5 @@
-"""What a keeper does for a role in each state. The tests make the lives, the leases and the clock; no process runs."""
+"""A keeper acts on a role in each of the states that the role can have. The tests imitate lives, leases and the clock;
+no process runs."""
 
 import signal
 from pathlib import Path

@@ -17,7 +17,7 @@ from tba.batches.batching import Batch
 from tba.types import Trajectory
 from tests.support.flows import script_role
 
-PAUSE = 0.5
+PAUSE = 0.5  # seconds after each round of a searcher
 
 
 def hold_trainer() -> None:
