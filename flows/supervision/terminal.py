@@ -43,21 +43,25 @@ def run_here(run: Run) -> None:
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
     """Make SIGTERM raise an exception, so that all open `with` blocks clean up, as on Ctrl-C. Further SIGTERMs are
-    ignored, because one stop may send two: `make` sends one to its children, and `timeout` one to their process group.
-    Outside of the main thread this context does nothing."""
+    ignored until the process has ended, because one stop may send two: `make` sends one to its children, and `timeout`
+    one to their process group. Outside of the main thread this context does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    after = signal.getsignal(signal.SIGTERM)
+
     def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        nonlocal after
+        after = signal.SIG_IGN  # unlike a function, it holds while the interpreter shuts down
+        signal.signal(signal.SIGTERM, lambda *_: None)  # unlike SIG_IGN, processes that are started do not inherit it
         sys.exit(128 + signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, after)
 
 
 class Display:

@@ -119,6 +119,20 @@ def test_a_program_that_is_told_to_end_stops_its_roles_first(run: Run, numbers: 
     assert {lease.status for lease in read_leases(run)} == {"stopped"}
 
 
+@pytest.mark.parametrize("when", ["after the context", "at exit"])
+def test_a_second_sigterm_does_not_change_the_exit_code_of_a_program_that_is_ending(when: str):
+    program = (
+        "import atexit, os, signal, sys; from flows.supervision.terminal import ending_on_sigterm\n"
+        "def end(): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "if sys.argv[1] == 'at exit': atexit.register(end)\n"
+        "try:\n"
+        "    with ending_on_sigterm(): end()\n"
+        "finally:\n"
+        "    if sys.argv[1] == 'after the context': end()"
+    )
+    assert subprocess.run([sys.executable, "-c", program, when], timeout=60).returncode == 128 + signal.SIGTERM
+
+
 def test_leaving_the_context_by_an_exception_stops_the_work_first():
     asked: list[StopRequest] = []
 
