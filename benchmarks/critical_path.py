@@ -48,7 +48,7 @@ from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.buffer.sampler import default_sampler
 from storage.log.schema import encode, to_table
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.runs.events import Events
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt

@@ -49,7 +49,7 @@ from storage.log import trajectories
 from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS, ENCODING, encode, to_table
 from storage.log.shard_reader import ShardReader
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 

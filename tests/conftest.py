@@ -24,7 +24,7 @@ from storage.objects.open_store import open_store
 from storage.objects.store import Store
 from storage.runs.run import Run
 from tests.support import browser as browsers
-from tests.support import distribution
+from tests.support import worker_groups
 from tests.support.stores import STORES
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; some tests send SIGINT
@@ -32,20 +32,20 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shel
 
 
 def pytest_configure() -> None:
-    distribution.chosen_part()  # a wrong one is an error before any worker starts
+    worker_groups.chosen_part()  # a wrong one is an error before any worker starts
 
 
 @pytest.hookimpl(trylast=True)  # after `-m`, so that the parts of the tests that it leaves take equally long
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    distribution.leave_out_long_tests(config, items)
-    distribution.leave_out_other_parts(config, items)
+    worker_groups.leave_out_long_tests(config, items)
+    worker_groups.leave_out_other_parts(config, items)
     if hasattr(config, "workerinput"):
-        distribution.begin_with_slow_tests(items)
+        worker_groups.begin_with_slow_tests(items)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    return distribution.make_scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
+    return worker_groups.make_scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 def pytest_collectstart() -> None:

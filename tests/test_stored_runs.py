@@ -33,7 +33,7 @@ from tests.make_stored_run import answer, drawn, search
 from tests.support.faults.later import add_to_everything
 from tests.support.faults.rewriting import with_digest
 from tests.support.flows.live_roles import live
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 
 FOLDERS = sorted(path.parent for path in (Path(__file__).parent / "data").glob("*/expected.json"))
 OTHER_MACHINES = 0.01

@@ -32,7 +32,7 @@ from storage.buffer.sampler import default_sampler
 from storage.local_files.scratch import scratch_folder
 from storage.log.ledger import ParquetLedger
 from storage.log.prompts import write_prompts
-from storage.log.syncs import read_chain
+from storage.log.sync_records import read_chain
 from storage.log.trajectories import Trajectories
 from storage.maintenance.compactor import compact
 from storage.objects import manifest_folders

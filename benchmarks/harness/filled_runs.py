@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from storage import layout
 from storage.log.schema import encode, expected_metadata, to_table, trajectory_ids
-from storage.log.syncs import Shard, SyncRecord
-from storage.log.syncs import encode as encode_record
+from storage.log.sync_records import Shard, SyncRecord
+from storage.log.sync_records import encode as encode_record
 from storage.maintenance.compactor import compact
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt

@@ -16,7 +16,7 @@ from flows.progress import bar
 from flows.roles.threads import use_threads
 from storage import layout
 from storage.log.ledger import read_entries
-from storage.log.syncs import read_chain
+from storage.log.sync_records import read_chain
 from storage.objects import records
 from storage.objects.open_store import open_store
 from storage.runs.attempts import chain, newest_attempt

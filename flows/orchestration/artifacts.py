@@ -25,7 +25,7 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
 from flows.pages.markdown import Publications, markdown
-from flows.supervision.life import Event
+from flows.supervision.interfaces import Event
 from storage.runs.lease_watch import Seen
 from storage.runs.run import Run
 from tba.config import Config

@@ -21,7 +21,7 @@ from flows.orchestration.artifacts import SECONDS_LEFT, Reports
 from flows.orchestration.deployments import DeploymentLauncher
 from flows.planning import create, resolve
 from flows.supervision.background_supervisor import Background, local_launcher
-from flows.supervision.life import FAILED_WHY, Launcher
+from flows.supervision.interfaces import FAILED_WHY, Launcher
 from flows.supervision.supervisor import supervise
 from storage import layout
 from storage.objects.open_store import open_store

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from flows.orchestration.prefect_api import PrefectApi
 from flows.pages.markdown import Publications, table, where_next
-from flows.supervision.life import Event
+from flows.supervision.interfaces import Event
 from flows.supervision.processes import tail
 from flows.supervision.terminal import Display, ending_on_sigterm
 from storage.layout import RUN, run_url

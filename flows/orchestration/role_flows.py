@@ -15,7 +15,7 @@ from prefect.states import Completed, Failed, State
 from flows.orchestration.artifacts import LEVELS, SECONDS_LEFT
 from flows.orchestration.flow import goes
 from flows.supervision.background_supervisor import Background, local_launcher
-from flows.supervision.life import Event
+from flows.supervision.interfaces import Event
 from flows.supervision.one_life import watch_one
 from flows.supervision.processes import FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, Kind, Role
 from storage.runs.run import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flows.planning.resolve import read_sampler, short_name
 from flows.progress import bar
-from flows.supervision.life import CLOSED
+from flows.supervision.interfaces import CLOSED
 from flows.supervision.processes import is_gone
 from storage import layout
 from storage.maintenance.resume_check import refuse_damage

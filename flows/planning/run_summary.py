@@ -11,7 +11,7 @@ from typing import NamedTuple
 from flows.escaping import plain
 from flows.progress import bar
 from flows.queries.damage_report import in_words
-from flows.supervision.life import CLOSED, FAILED_WHY
+from flows.supervision.interfaces import CLOSED, FAILED_WHY
 from storage import layout
 from storage.objects.damage import DamageLog
 from storage.runs.attempts import Span, accepts, chain_as_readable, newest_attempt, stands

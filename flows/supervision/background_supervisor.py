@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from flows.supervision.gpus import Devices, usable
-from flows.supervision.life import Event, StopRequest
+from flows.supervision.interfaces import Event, StopRequest
 from flows.supervision.processes import LocalLauncher
 from storage.runs.run import Run
 from tba.config import Config

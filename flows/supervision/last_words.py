@@ -4,7 +4,7 @@ import re
 import signal
 from contextlib import suppress
 
-from flows.supervision.life import Life
+from flows.supervision.interfaces import Life
 from flows.supervision.processes import FINISHED, STOPPED, SUPERSEDED
 from tba.errors import StorageError
 

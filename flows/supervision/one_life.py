@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from flows.supervision.life import Event, Launcher, Life, StopRequest
+from flows.supervision.interfaces import Event, Launcher, Life, StopRequest
 from flows.supervision.processes import FAILED, STOPPED, NotNow, Role
 from flows.supervision.silence import hangs
 from flows.supervision.stopping import Stopping, forecast

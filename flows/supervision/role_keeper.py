@@ -4,8 +4,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from flows.supervision.interfaces import CLOSED, Launcher
 from flows.supervision.last_words import describe_exit, quote_log, refusal_in_log, why_it_ended
-from flows.supervision.life import CLOSED, Launcher
 from flows.supervision.processes import (
     FINISHED,
     GAVE_UP,
@@ -16,9 +16,9 @@ from flows.supervision.processes import (
     last_life,
     signal_role,
 )
+from flows.supervision.role_states import Started, Watched, WatchedRoles
 from flows.supervision.silence import hangs, say_silent
 from flows.supervision.stopping import Draining, RepeatedKill
-from flows.supervision.watched import Started, Watched, WatchedRoles
 from storage.runs.lease_watch import Seen
 from storage.runs.run import Run
 from tba.config import LimitsConfig

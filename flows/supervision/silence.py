@@ -2,7 +2,7 @@
 
 from typing import TypeGuard
 
-from flows.supervision.life import CLOSED, Launcher
+from flows.supervision.interfaces import CLOSED, Launcher
 from storage.runs.lease_watch import Seen
 from tba.config import LimitsConfig
 

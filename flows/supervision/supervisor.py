@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from flows.supervision.alarms import OperatingAlarms, lease_alarms
-from flows.supervision.life import FAILED_WHY, Event, Launcher, StopRequest
+from flows.supervision.interfaces import FAILED_WHY, Event, Launcher, StopRequest
 from flows.supervision.role_keeper import DONE_LEARNING, RoleKeeper
+from flows.supervision.role_states import WatchedRoles
 from flows.supervision.stopping import StopLadder, Wait, forecast
-from flows.supervision.watched import WatchedRoles
 from flows.supervision.webhook import open_webhook
 from storage.runs.events import EventReader, Events
 from storage.runs.held_lease import HeldLease

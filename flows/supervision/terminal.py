@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flows.supervision.background_supervisor import Background, local_launcher
-from flows.supervision.life import Event
+from flows.supervision.interfaces import Event
 from flows.supervision.processes import Role
 from flows.supervision.supervisor import supervise
 from storage.runs.lease_watch import Seen

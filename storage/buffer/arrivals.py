@@ -23,7 +23,7 @@ from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS
 from storage.log.shard_checks import read_shard
 from storage.log.shard_reader import SIDE_BY_SIDE
-from storage.log.syncs import Refusal, Shard
+from storage.log.sync_records import Refusal, Shard
 from storage.runs.run import Run
 from tba.errors import Damaged, StorageError
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.buffer.index_rows import Pool
+from storage.buffer.drawable_rows import Pool
 from storage.buffer.prompt_queue import Queue
 from storage.buffer.sampler import BRANCHES
 from tba.errors import Damaged

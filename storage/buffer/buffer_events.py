@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from storage.log.syncs import SyncRecord
+from storage.log.sync_records import SyncRecord
 from storage.runs.events import Events
 from tba.types import Branch
 

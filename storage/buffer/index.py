@@ -3,8 +3,8 @@ them.
 
 The index is extended by one sync record after the other. A record changes only the prompts that its rows answer. Of
 rows with equal content, only the newest in the order (sync, searcher, seq, row) can be drawn, and each prompt has room
-for a limited number of rows; see `storage.buffer.index_rows`. All other rows stay in the log. The content of the index
-follows from the sync records alone, even if it is rebuilt after a restart.
+for a limited number of rows; see `storage.buffer.drawable_rows`. All other rows stay in the log. The content of the
+index follows from the sync records alone, even if it is rebuilt after a restart.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.buffer.branch_queues import BranchQueues, Turns, turns_table
-from storage.buffer.index_rows import Arrival, Pool
+from storage.buffer.drawable_rows import Arrival, Pool
 from storage.buffer.sampler import Row, Sampler, Tables
 from storage.buffer.settings import Sampling, Training
 from storage.log.schema import COLUMNS

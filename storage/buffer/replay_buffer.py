@@ -8,11 +8,11 @@ from storage import layout
 from storage.buffer.arrivals import Arrivals
 from storage.buffer.buffer_events import BufferEvents
 from storage.buffer.index import Index
-from storage.buffer.record_chain import RecordChain
 from storage.buffer.settings import Settings
+from storage.buffer.sync_record_chain import RecordChain
 from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS
-from storage.log.syncs import Recording, Shard, StoredRecord, SyncRecord
+from storage.log.sync_records import Recording, Shard, StoredRecord, SyncRecord
 from storage.objects import records
 from storage.runs.events import Events
 from storage.runs.retention import given_up

@@ -1,4 +1,4 @@
-"""The sampler: one SELECT over the tables of the index, which storage/queries/sql/sampler.sql describes. Each run
+"""The sampler: one SELECT over the tables of the index, which storage/buffer/sampler.sql describes. Each run
 stores its sampler."""
 
 import json
@@ -109,7 +109,7 @@ class Row(NamedTuple):
 
 
 def default_sampler() -> str:
-    return files("storage.queries").joinpath("sql/sampler.sql").read_text()
+    return files("storage.buffer").joinpath("sampler.sql").read_text()
 
 
 def check_sampler(sql: str) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from storage import layout
 from storage.log.schema import LATER, TRAJECTORY_SCHEMA
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.objects import records
 from storage.objects.store import Store
 from storage.runs.run import Run

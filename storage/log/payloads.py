@@ -10,7 +10,7 @@ import pyarrow as pa
 from storage.log.compactions import PAYLOAD
 from storage.log.schema import TRAJECTORY_SCHEMA, flat
 from storage.log.shard_reader import Piece, ShardReader, to_batch
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.runs.run import Run
 from tba.errors import Missing
 from tba.fetched import Fetched, Lists

@@ -34,7 +34,7 @@ from storage.local_files.object_cache import Copies
 from storage.local_files.regular_files import open_regular
 from storage.log.compactions import COLUMNS, Compaction, Compactions, Place
 from storage.log.schema import TRAJECTORY_SCHEMA, UNREADABLE, expected_metadata, with_later
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.objects.store import Store
 from storage.runs.run import Run
 from tba.errors import Damaged, Missing, StorageError, TBAError, first_line

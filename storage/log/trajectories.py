@@ -13,7 +13,7 @@ from storage.log.schema import (
 )
 from storage.log.shard_checks import ShardFault, check_values, columns_of, parse_name, read_shard
 from storage.log.shard_reader import ShardReader
-from storage.log.syncs import named_shards
+from storage.log.sync_records import named_shards
 from storage.runs.run import Run
 from tba.errors import AlreadyExists, Damaged, DataError, Missing, Superseded
 from tba.types import Asked, Trajectory

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from storage import layout
 from storage.log.compactions import COLUMNS, FACTS, Compaction, Part, encode, understood
 from storage.log.schema import ENCODING, TRAJECTORY_SCHEMA, UNREADABLE
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.objects import records
 from tba.errors import Damaged
 

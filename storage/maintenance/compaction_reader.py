@@ -12,7 +12,7 @@ from storage.log.compactions import FACTS, Compaction, Compactions, Part, Place
 from storage.log.schema import UNREADABLE, with_later
 from storage.log.schema import decode as decode_shard
 from storage.log.shard_reader import SIDE_BY_SIDE
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.maintenance.compaction_format import Admitted
 from storage.runs.run import Run
 from tba.errors import Damaged, Missing

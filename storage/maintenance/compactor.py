@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from storage import layout
 from storage.log.compactions import Compaction, Compactions, encode
-from storage.log.syncs import read_chain
+from storage.log.sync_records import read_chain
 from storage.maintenance.compaction_format import Admitted, decode_object, encode_object, misfit
 from storage.maintenance.compaction_reader import CompactionReader, Source
 from storage.maintenance.compaction_removal import CompactionRemoval

@@ -12,7 +12,7 @@ from storage.buffer.settings import NoDraws
 from storage.log.compactions import PAYLOAD, Compactions
 from storage.log.schema import COLUMNS
 from storage.log.shard_reader import ShardReader
-from storage.log.syncs import Shard, SyncRecord
+from storage.log.sync_records import Shard, SyncRecord
 from storage.maintenance.compaction_format import Admitted
 from storage.objects import manifest_folders
 from storage.runs import forks, retention

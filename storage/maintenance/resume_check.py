@@ -12,7 +12,7 @@ from hashlib import sha256
 from storage import layout
 from storage.log.compactions import Compaction, Compactions, Place
 from storage.log.prompts import has_prompts, read_prompts
-from storage.log.syncs import Shard, read_chain
+from storage.log.sync_records import Shard, read_chain
 from storage.queries.mirror import Progress
 from storage.runs.retention import given_up
 from storage.runs.run import Run

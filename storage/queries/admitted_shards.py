@@ -20,8 +20,8 @@ from storage.local_files.remembered_reads import RememberedReads
 from storage.log.compactions import Compaction, Place, is_record, places
 from storage.log.compactions import decode as decode_compaction
 from storage.log.schema import LATER, SCHEMA_VERSION, TRAJECTORY_SCHEMA
-from storage.log.syncs import Shard, SyncRecord
-from storage.log.syncs import decode as decode_sync
+from storage.log.sync_records import Shard, SyncRecord
+from storage.log.sync_records import decode as decode_sync
 from storage.objects import parquet
 from storage.objects.damage import IS_MISSING, DamageLog
 from storage.objects.digests import Digest

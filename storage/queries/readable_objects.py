@@ -16,7 +16,7 @@ from storage import layout
 from storage.local_files.remembered_reads import RememberedReads
 from storage.log.ledger import DRAWS_SCHEMA, LATER, LedgerRecord
 from storage.log.prompts import PROMPTS_SCHEMA
-from storage.log.syncs import SyncRecord
+from storage.log.sync_records import SyncRecord
 from storage.objects import parquet, records
 from storage.objects.damage import IS_MISSING, DamageLog
 from storage.objects.digests import Digest

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage import layout
-from storage.log.syncs import Recording, SyncRecord
+from storage.log.sync_records import Recording, SyncRecord
 from storage.objects import parquet, records
 from storage.objects.damage import DamageLog
 from storage.objects.manifest_folders import stored_files

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.science.convergence import OBJECTIVES, lead, loss_of, markdown, read
 from tba import objectives
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -10,7 +10,7 @@ from storage import layout
 from storage.log.compactions import Compaction, Compactions, Part, Place, decode, is_record, places
 from storage.log.schema import with_later
 from storage.log.shard_checks import check_compacted
-from storage.log.syncs import Shard, SyncRecord
+from storage.log.sync_records import Shard, SyncRecord
 from storage.maintenance.check.context import CheckContext
 from storage.runs.retention import RetentionRecord, given_up_payloads
 from tba.errors import Damaged, Missing

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from storage import layout
 from storage.log.ledger import DRAWS_SCHEMA, LATER, LedgerRecord
-from storage.log.syncs import SyncRecord
+from storage.log.sync_records import SyncRecord
 from storage.maintenance.check.context import CheckContext
 from storage.objects import parquet
 from storage.queries import tables

@@ -1,4 +1,4 @@
-"""Checks that the rows of a run agree with each other: runs the queries of sql/check.sql over what the checkers have
+"""Checks that the rows of a run agree with each other: runs the queries of relations.sql over what the checkers have
 read."""
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tba.types import Version
 
-CHECK_SQL = files("storage.queries").joinpath("sql/check.sql").read_text()
+CHECK_SQL = files("storage.maintenance.check").joinpath("relations.sql").read_text()
 
 _SHOWN = 20  # number of problems of one kind that are shown; the others are only counted
 _OF_TRAJECTORIES = (
@@ -82,8 +82,8 @@ class Relations:
         return sum(map(len, self.tables[name]))
 
     def problems(self) -> list[tuple[str, str]]:
-        """Run the queries of check.sql. Return, for each row of their results, the key of an object and what is wrong
-        with the object. Of each query, at most `_SHOWN` rows are returned, and then the number of the others."""
+        """Run the queries of relations.sql. Return, for each row of their results, the key of an object and what is
+        wrong with the object. Of each query, at most `_SHOWN` rows are returned, and then the number of the others."""
         problems: list[tuple[str, str]] = []
         with duckdb.connect(":memory:", config={"temp_directory": ""}) as con:
             for name in _TABLES:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from storage import layout
 from storage.log.shard_checks import read_shard
-from storage.log.syncs import Shard, SyncRecord
+from storage.log.sync_records import Shard, SyncRecord
 from storage.maintenance.check.compactions import CompactedRows, CompactionCheck, read_compactions
 from storage.maintenance.check.context import CheckContext
 from storage.runs.retention import RetentionRecord

@@ -4,7 +4,7 @@ admitted twice."""
 import hashlib
 
 from storage import layout
-from storage.log.syncs import SyncRecord, decode
+from storage.log.sync_records import SyncRecord, decode
 from storage.maintenance.check.context import CheckContext
 from storage.queries import tables
 from storage.queries.tables import fitting

@@ -2,7 +2,7 @@
 
 -- --- which trajectories are learned from ----------------------------------------------------------------------------
 
--- What the replay buffer held once a sync was over. These are the rules of storage/buffer/index_rows.py: of the
+-- What the replay buffer held once a sync was over. These are the rules of storage/buffer/drawable_rows.py: of the
 -- trajectories that were not too old when they entered, the newest of identical copies stays; then each prompt keeps
 -- the rows that it has room for; then rows that are too old for the next gradient step are left out.
 create macro eligible_at(at_sync) as table

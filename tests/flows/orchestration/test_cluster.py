@@ -17,7 +17,7 @@ import storage
 from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
 from flows.orchestration.local_server import FINAL, POOLS, Stack
-from flows.supervision.life import CLOSED
+from flows.supervision.interfaces import CLOSED
 from storage.runs.control import read_state
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases

@@ -15,9 +15,9 @@ from storage.local_files import remembered_reads
 from storage.queries import difficulty, mirror
 from storage.runs.run import Run
 from tba.types import Version
-from tests.support.faults.damages import DAMAGES, HOLDING, MAY_BE_GONE, flip, path_of
+from tests.support.faults.object_damage import DAMAGES, HOLDING, MAY_BE_GONE, flip, path_of
 from tests.support.faults.rewriting import with_digest
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 from tests.support.storage.synthetic import PROMPTS, STEPS, copy_run, make_run, prune_version
 
 READ_BY_RUNS = (layout.attempt(2), layout.evaluation(Version(2, 1)))

@@ -23,9 +23,9 @@ from storage.weights.checkpoints import Checkpoints
 from tba.config import parse
 from tba.errors import Damaged
 from tba.types import Version
-from tests.support.faults.damage import DAMAGES, damage
+from tests.support.faults.checkpoint_damage import DAMAGES, damage
 from tests.support.flows.live_roles import EVERY, STEPS, broken_off, learned, live, rows, run_all, settings
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
-from flows.supervision.life import Event
+from flows.supervision.interfaces import Event
 from flows.supervision.processes import FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, NotNow, Role
 from flows.supervision.role_keeper import PATIENCE, RoleKeeper
+from flows.supervision.role_states import (
+    EVALUATOR,
+    TRAINER,
+    Absent,
+    Elsewhere,
+    Finished,
+    Started,
+    Watched,
+    WatchedRoles,
+)
 from flows.supervision.stopping import INSIST_EVERY
-from flows.supervision.watched import EVALUATOR, TRAINER, Absent, Elsewhere, Finished, Started, Watched, WatchedRoles
 from storage import layout
 from storage.objects import records
 from storage.runs.control import change_state

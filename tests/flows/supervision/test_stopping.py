@@ -13,7 +13,7 @@ import pytest
 
 from flows.commands.stop import stop
 from flows.supervision.gpus import Devices
-from flows.supervision.life import Event, StopRequest
+from flows.supervision.interfaces import Event, StopRequest
 from flows.supervision.one_life import watch_one
 from flows.supervision.processes import STOPPED, LocalLauncher, Role
 from flows.supervision.stopping import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop

@@ -14,7 +14,7 @@ from flows.planning.create import resume
 from flows.planning.run_summary import summarise
 from flows.supervision.alarms import how_far
 from flows.supervision.gpus import Devices
-from flows.supervision.life import StopRequest
+from flows.supervision.interfaces import StopRequest
 from flows.supervision.processes import FINISHED, STOPPED, LocalLauncher, NotNow, Role, RoleProcess, process_of
 from storage import layout
 from storage.objects.records import encode, now
@@ -26,7 +26,7 @@ from storage.runs.run import Run
 from tba.errors import Damaged, RunFailed, Stopped, StorageError, Superseded
 from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
 from tests.support.flows.supervised import ROLES, Supervised, make_run
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from flows.commands import arguments
 from flows.commands import run as run_command
 from flows.supervision.background_supervisor import Background
 from flows.supervision.gpus import Devices
-from flows.supervision.life import Event, StopRequest
+from flows.supervision.interfaces import Event, StopRequest
 from flows.supervision.one_life import watch_one
 from flows.supervision.processes import STOPPED, LocalLauncher, Role
 from flows.supervision.supervisor import supervise

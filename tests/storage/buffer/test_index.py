@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.buffer import index_rows
+from storage.buffer import drawable_rows
 from storage.buffer.index import Index
 from storage.buffer.sampler import default_sampler
 from storage.log.schema import to_table
@@ -69,7 +69,7 @@ def test_draws_are_those_of_the_oracle(records: Sequence[Any], **settings: Any):
 
 
 def test_draws_are_those_of_the_oracle_wherever_the_rows_lie(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(index_rows, "PIECE", 4)
+    monkeypatch.setattr(drawable_rows, "PIECE", 4)
     index, oracle = make_index(capacity=3, inv_temp=1.0), Oracle(slots=4, responses=2, recent_share=0.5, capacity=3)
     oracle.inv_temp = 1.0
     for sync in range(6):
@@ -508,7 +508,7 @@ def test_content_stays_as_its_newest_copy_by_the_best_reward_that_it_ever_had():
     assert drawable(index) == ["0/0/2", "0/2/0", "0/3/0"]
 
 
-def enter(it: index_rows.Pool, sync: int, record: Sequence[tuple[str, int, int]]) -> set[str]:
+def enter(it: drawable_rows.Pool, sync: int, record: Sequence[tuple[str, int, int]]) -> set[str]:
     """Admit a record of one shard of prompts, contents and rewards. Return the places of the rows that can be drawn."""
     prompts, contents, rewards = zip(*record, strict=True)
     it.prompt_ids += [prompt for prompt in dict.fromkeys(prompts) if prompt not in it.prompt_ids]
@@ -520,7 +520,7 @@ def enter(it: index_rows.Pool, sync: int, record: Sequence[tuple[str, int, int]]
     ones = np.ones(len(record), np.int32)
     it.extend(
         sync,
-        [index_rows.Arrival(0, sync, len(record))],
+        [drawable_rows.Arrival(0, sync, len(record))],
         columns | dict.fromkeys(("version", "length", "finished"), ones),
         step=0,
     )
@@ -538,7 +538,7 @@ def enter(it: index_rows.Pool, sync: int, record: Sequence[tuple[str, int, int]]
 def test_what_stays_follows_from_all_that_entered_and_a_smaller_pool_holds_a_part(
     records: list[list[tuple[str, int, int]]], capacity: int
 ):
-    larger, smaller = (index_rows.Pool(make_eligibility(it, "worst")) for it in (capacity + 1, capacity))
+    larger, smaller = (drawable_rows.Pool(make_eligibility(it, "worst")) for it in (capacity + 1, capacity))
     oracle = Oracle(slots=1, responses=1, recent_share=0.5, capacity=capacity + 1, evict="worst")
     gone: set[str] = set()
     for sync, record in enumerate(records):

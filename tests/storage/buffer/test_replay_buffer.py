@@ -16,7 +16,7 @@ from benchmarks.harness.fetched import fetched_of
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.log.schema import encode, to_table
-from storage.log.syncs import read_chain
+from storage.log.sync_records import read_chain
 from storage.log.trajectories import Trajectories
 from storage.objects.store import Store
 from storage.runs.events import read_events

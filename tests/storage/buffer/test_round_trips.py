@@ -14,7 +14,7 @@ from storage import layout
 from storage.log.ledger import DRAWS_SCHEMA, ParquetLedger
 from storage.log.prompts import read_prompts, write_prompts
 from storage.log.shard_checks import read_shard
-from storage.log.syncs import Refusal, Shard, SyncRecord, decode, encode
+from storage.log.sync_records import Refusal, Shard, SyncRecord, decode, encode
 from storage.log.trajectories import Trajectories
 from storage.objects import parquet
 from storage.queries.tables import decode_steps

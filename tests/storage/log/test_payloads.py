@@ -14,7 +14,7 @@ from storage.log import shard_reader
 from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS, encode, to_table
 from storage.log.shard_reader import ShardReader
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.log.trajectories import Trajectories
 from storage.objects.store import Store
 from storage.runs.run import Run

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from storage import layout
-from storage.log.syncs import Refusal, Shard, SyncRecord, encode, read_chain, read_record
+from storage.log.sync_records import Refusal, Shard, SyncRecord, encode, read_chain, read_record
 from storage.runs.run import Run
 from tba.errors import Damaged
 from tests.support.faults.rewriting import with_digest

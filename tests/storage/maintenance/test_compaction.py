@@ -22,7 +22,7 @@ from storage.log.compactions import PAYLOAD, Compactions
 from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS, LATER, encode
 from storage.log.shard_reader import ShardReader
-from storage.log.syncs import read_chain
+from storage.log.sync_records import read_chain
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.maintenance.compactor import Compacted, compact
@@ -37,7 +37,7 @@ from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
 from tests.support.builders import make_shard, rows_of
 from tests.support.faults.crashes import Killed, Watched, every_write, first_of_each_kind
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 from tests.support.storage.compacted import replayed, save_checkpoint
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_run

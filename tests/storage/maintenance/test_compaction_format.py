@@ -5,7 +5,7 @@ import pytest
 
 from storage import layout
 from storage.log.schema import TRAJECTORY_SCHEMA
-from storage.log.syncs import Shard
+from storage.log.sync_records import Shard
 from storage.maintenance.compaction_format import Admitted, decode_object, encode_object, misfit
 from tba.errors import Damaged
 

@@ -6,7 +6,7 @@ import pytest
 
 import storage
 from storage import layout
-from storage.log.syncs import read_chain
+from storage.log.sync_records import read_chain
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.maintenance.compactor import compact

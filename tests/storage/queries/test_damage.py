@@ -23,9 +23,9 @@ from storage.queries import mirror
 from storage.queries.file_comparison import verify
 from storage.runs.run import Run
 from tba.types import Version
-from tests.support.faults.damages import DAMAGES, HOLDING, MAY_BE_GONE, flip, path_of
+from tests.support.faults.object_damage import DAMAGES, HOLDING, MAY_BE_GONE, flip, path_of
 from tests.support.faults.rewriting import with_digest
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 from tests.support.storage.synthetic import LAST_SYNC, S, copy_run, make_live_run, make_run, prune_version
 from tests.support.storage.synthetic_forks import fork, go_on
 from tests.support.storage.view_names import VIEWS

@@ -35,7 +35,7 @@ from tba.errors import Missing
 from tba.types import Version
 from tests.support.builders import make_shard
 from tests.support.faults.rewriting import with_digest
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 from tests.support.storage.synthetic import (
     EVERY,
     PROMPTS,

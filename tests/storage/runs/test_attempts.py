@@ -21,7 +21,7 @@ from storage.weights.checkpoints import Checkpoints
 from tba.errors import Damaged, Missing, StorageError, UnsafeStore
 from tba.types import Eligibility, Version
 from tests.conftest import s3_root
-from tests.support.faults.damage import DAMAGES, OPTIMIZER, damage, put
+from tests.support.faults.checkpoint_damage import DAMAGES, OPTIMIZER, damage, put
 from tests.support.storage.saved_checkpoints import save
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)

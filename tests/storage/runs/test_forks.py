@@ -10,7 +10,7 @@ import pytest
 import storage
 from storage import layout
 from storage.log.schema import encode, to_table
-from storage.log.syncs import Recording, Shard, read_chain
+from storage.log.sync_records import Recording, Shard, read_chain
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects import manifest_folders, records

@@ -12,7 +12,7 @@ from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
-from tests.support.faults.damage import DAMAGES, OPTIMIZER, damage
+from tests.support.faults.checkpoint_damage import DAMAGES, OPTIMIZER, damage
 from tests.support.storage.saved_checkpoints import save, state
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)

@@ -7,7 +7,7 @@ from typing import Any
 from storage.log.compactions import Compactions
 from storage.log.ledger import read_entries
 from storage.log.prompts import read_prompts
-from storage.log.syncs import read_chain
+from storage.log.sync_records import read_chain
 from storage.maintenance.compactor import compact
 from storage.runs.attempts import chain
 from storage.runs.control import read_state

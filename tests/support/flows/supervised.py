@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.supervision.gpus import Devices
-from flows.supervision.life import Event, StopRequest
+from flows.supervision.interfaces import Event, StopRequest
 from flows.supervision.processes import LocalLauncher
 from flows.supervision.supervisor import supervise
 from storage.runs.control import change_state

@@ -40,7 +40,7 @@ from tba.train.leader import Followers, LeadingLearner, batch_of, batch_values
 from tba.train.learner import Learner
 from tba.train.training_state import TrainingState
 from tests.support.models.families import FAMILIES, family_folder
-from tests.support.sampling import sampled
+from tests.support.sampled_parameters import sampled
 from tests.support.tba.a_rank import precise_policy, sharded
 from tests.support.tba.trainers import settings
 

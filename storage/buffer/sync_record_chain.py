@@ -3,7 +3,7 @@
 from hashlib import sha256
 
 from storage import layout
-from storage.log.syncs import StoredRecord, SyncRecord, encode, read_record
+from storage.log.sync_records import StoredRecord, SyncRecord, encode, read_record
 from storage.runs.attempts import newest_attempt
 from storage.runs.run import Run
 from tba.errors import AlreadyExists, Missing, Superseded

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.supervision.alarms import how_far
-from flows.supervision.life import CLOSED, Life
+from flows.supervision.interfaces import CLOSED, Life
 from flows.supervision.processes import Role, is_gone
 from flows.supervision.restarts import RestartBudget
 from flows.supervision.silence import has_begun
