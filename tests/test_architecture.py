@@ -1,12 +1,18 @@
-"""Which modules are loaded by an import of each part. Import-linter checks the layers themselves in `make check`."""
+"""Which modules are loaded by an import of each part, and which files a wheel contains. Import-linter checks the layers
+themselves in `make check`."""
 
 import json
 import pkgutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+
+import pytest
 
 import flows
 import storage
+import tba
 
 # Only processes that do the work of a role import these modules, which may import torch.
 HEAVY = {"flows.roles.wiring", "flows.roles.model_loading", "flows.roles.past_state", "flows.roles.role"}
@@ -61,3 +67,13 @@ def test_the_algorithm_imports_neither_databases_nor_prefect():
         "tba.models.policy",
     )
     assert not brought & {"prefect", "duckdb", "wandb", "s3fs", "storage", "flows"}
+
+
+@pytest.mark.parametrize("package", [tba, storage, flows], ids=["tba", "storage", "flows"])
+def test_a_wheel_contains_the_files_of_a_package_that_are_no_modules(package):
+    [folder] = map(Path, package.__path__)
+    project = tomllib.loads((folder.parent / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"][package.__name__]
+    packed = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    others = {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others and others == packed
