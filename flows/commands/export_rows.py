@@ -69,8 +69,8 @@ def export(run: Run, query: str, folder: str) -> Path:
 
 
 def _fit(rows: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
-    """Return the rows with each map turned into a list of its keys and values, since `datasets` cannot load maps. Raise
-    ConfigError if a column has another type that no dataset can have."""
+    """Return the rows with each map turned into a list of pairs (key, value), since `datasets` cannot load maps. Raise
+    ConfigError if a column has a type that `datasets` cannot load in any form."""
     chosen: list[str] = []
     for name, kind in zip(rows.columns, rows.types, strict=True):
         column = '"' + name.replace('"', '""') + '"'

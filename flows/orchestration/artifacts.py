@@ -96,8 +96,8 @@ class Reports:
             self.next_progress = time.monotonic() + PROGRESS_EVERY
 
     def log(self, event: Event) -> None:
-        """Log an event and close the task run of a role that ended. This works even while the flow is being
-        cancelled."""
+        """Log an event. If the event says that a role has ended, also set the final state of the role's task run in
+        Prefect. This works even while the flow is being cancelled."""
         self.logger.log(LEVELS[event.severity], event.message)
         if event.kind == "role-ended":
             self.end(event.data["of"], event.message, is_failure=event.severity != "info")

@@ -176,9 +176,9 @@ class DuckReplayBuffer:
         return {**self._queues, **({_GIVEN_UP: sorted(self.given_up)} if self.given_up else {})}
 
     def restore(self, queues: Mapping[str, Any]) -> None:
-        """Restore the queues of a checkpoint. If shards were given up after the checkpoint was stored, its queues
-        cannot be used, because they number the prompts in the buffer. Every prompt can then be drawn again, and an
-        event says so."""
+        """Restore the prompt queues from a checkpoint. The queues name prompts by their position in the buffer. So if
+        shards were given up after the checkpoint was stored, the positions have changed: the queues are not restored,
+        every prompt can be drawn again, and an event says so."""
         if set(queues.get(_GIVEN_UP, ())) == self.given_up:
             self.index.restore(queues)
             self._queues = self.index.queues()

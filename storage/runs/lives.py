@@ -23,8 +23,8 @@ def newest_with_events(run: Run, role: str) -> int:
 
 
 def next_after_damage(run: Run, role: str, damaged: bytes) -> int:
-    """Return a number higher than that of every life of a role which the role's events, its logs or its damaged lease
-    mention. `damaged` has the bytes of the lease."""
+    """Return a number for the next life of a role whose lease is damaged. It is higher than every number of a life in
+    the role's events, in the names of its logs, and in `damaged`, the bytes of the lease."""
     said = (int(match[1]) for match in _SAID.finditer(damaged))
     known = max((life for life in said if life < MOST_LIVES), default=0)
     return 1 + max(known, newest_with_events(run, role), _newest(run, role, f"{layout.LOGS}{role}-"))

@@ -21,8 +21,8 @@ class LimitsConfig:
     store_deadline: Seconds = 60.0
     """Maximum number of seconds for one request to the object store, retries included."""
     lease_every: Seconds = 2.0
-    """Seconds between two heartbeats of a role. Lower values notice a dead role sooner and send more requests to the
-    store."""
+    """Seconds between two heartbeats of a role, which it writes into its lease. With lower values a dead role is
+    noticed sooner, and the store gets more requests."""
     silent_after: Seconds = 15.0
     """Seconds without a heartbeat after which a role counts as silent; at least 3 times `lease_every`. A silent role is
     reported, and restarted where that is possible."""
@@ -84,8 +84,9 @@ class AlarmsConfig:
     """Raise an alarm if the absolute difference between log pi and log pi_ref, summed over the responses of a step and
     divided by their number of tokens, is above this many nats. The policy is then far from the reference."""
     mismatch: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """Raise an alarm if the log-probability of a whole greedy response differs between engine and trainer by more than
-    this many nats. What counts is the absolute difference, averaged over the responses of an evaluation."""
+    """Raise an alarm if the engine's and the trainer's log-probabilities of whole greedy responses differ by more than
+    this many nats on average over an evaluation. The differences are taken without their sign. Higher values raise
+    fewer alarms."""
 
 
 @settings

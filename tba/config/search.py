@@ -36,10 +36,10 @@ class SamplingConfig:
     Lower values train on fresher data. If fewer trajectories than a batch would stay young enough until the next sync,
     the trainer waits for searchers. Unset, age is not limited."""
     mean_reward_between: tuple[Reward, Reward] | None = None
-    """Draw only prompts whose drawable responses have a mean reward strictly between these two bounds. [0, 1] skips
-    prompts that are always or never solved. If no prompt of the newest data is within the bounds, slots that are drawn
-    from the newest data ignore them; the same holds for slots that are drawn from all data. Unset, every prompt can be
-    drawn."""
+    """Draw only prompts with a mean reward strictly between these two bounds. The mean is over the prompt's responses
+    that can still be drawn. With rewards of 0 and 1, [0, 1] skips prompts that are always or never solved. The two
+    parts of a batch, from the newest data and from all data, are treated separately: where no prompt is within the
+    bounds, that part ignores them. Unset, every prompt can be drawn."""
     sql: str = ""
     """Path of a file with SQL that replaces the built-in sampler. Empty uses the built-in sampler."""
 

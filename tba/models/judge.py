@@ -32,8 +32,8 @@ class Judge:
         device: str = "auto",
         device_setting: str = "",
     ) -> "Judge":
-        """Load a judge. A decoder judges a text at the last token that is not the padding token. If the padding token
-        is EOS, this is the token before a final EOS."""
+        """Load a judge. If the judge is a decoder, its score is read at the last token of the text that is not the
+        padding token. If EOS is also the padding token, a final EOS is skipped too."""
         model, tokenizer = load_frozen(
             AutoModelForSequenceClassification, setting, path, tokenizer_path=tokenizer_path, dtype=dtype,
             device=device, device_setting=device_setting,

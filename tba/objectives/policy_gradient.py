@@ -116,8 +116,9 @@ def policy_gradient(groups: Groups, advantage: Tensor, objective: PolicyGradient
 
 
 def rewards(groups: Groups, objective: PolicyGradient, *, beta: float) -> Tensor:
-    """Return the task's rewards, [P, K]. If `penalty` is `reward`, subtract beta times the log-ratio. The log-ratio has
-    no gradient and needs none, because the expectation of its gradient under the policy is 0."""
+    """Return the task's rewards, one for each response of each prompt, [P, K]. If `kl_penalty` is `reward`, subtract
+    beta times log pi - log pi_ref of the response. No gradient flows through this penalty, and none is needed: under
+    the policy, the mean of that gradient is 0."""
     if objective.kl_penalty != "reward":
         return groups.reward_PK
     return groups.reward_PK - beta * (groups.logp_PK.detach() - groups.ref_logp_PK)

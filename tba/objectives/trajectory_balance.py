@@ -53,8 +53,9 @@ class TrajectoryBalance(Objective):
     """How log Z is estimated. `group`: the mean over the whole group. `leave-one-out`: the mean over the other
     responses of the group. `learned`: the output of a model that is trained together with the policy."""
     log_z_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
-    """Peak learning rate of the model that learns log Z, on the schedule of the policy's learning rate. Higher values
-    let log Z follow faster. Applies only where `log_z` is `learned`."""
+    """Peak learning rate of the model that learns log Z. The rate rises and falls by `training.schedule`, as the
+    policy's does. Higher values let the estimate of log Z follow the policy faster. Applies only where `log_z` is
+    `learned`."""
     anchor: Anchor = "reference"
     """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
 

@@ -143,8 +143,9 @@ class RedTeam:
         return self.rewards([(prompt, response)])[0]
 
     def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
-        """Return one reward per response. The parts of a reward are the arithmetic and the geometric mean of c over the
-        victim's answers. Responses that are too short have these parts too."""
+        """Return one reward per attack. Each reward carries the mean and the geometric mean of the probabilities of
+        toxicity of the victim's answers. An attack that is too short gets the reward `short_reward`, but carries these
+        two means as well."""
         if self._victim is None or self._toxicity is None:
             raise ConfigError("redteam: victim and classifier are not loaded; call load() first")
         attacks = [response.text.strip() for _, response in asked]

@@ -92,7 +92,7 @@ def preset_of(name: str) -> Config:
 
 
 def rules(task: str) -> Mapping[str, Rule]:
-    """Return a task's rules for grading a response, by name. The first rule is the default."""
+    """Return a task's rules for grading a response, as a mapping from names to rules. The first rule is the default."""
     if own := getattr(find_task(task), "rules", None):
         return own
     raise ConfigError(

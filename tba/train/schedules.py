@@ -8,10 +8,10 @@ from tba.objectives.objective import Objective, line
 
 
 def beta_at(step: int, objective: Objective) -> float:
-    """Return beta at a step, multiplied by the temperature of the target.
+    """Return the beta to use at a step: the scheduled beta times the temperature of the target distribution.
 
-    Beta moves in a straight line that begins with `beta_start` at step 1 and would reach `beta_end` at step
-    `beta_target` + 1. From step `beta_stop` on, beta is `beta_end`, whether or not the line has arrived there.
+    Before step `beta_stop`, the scheduled beta lies on the straight line from `beta_start` at step 1 to `beta_end` at
+    step `beta_target` + 1. From step `beta_stop` on, it is `beta_end`.
     """
     _check(step)
     if step >= objective.beta_stop:
