@@ -182,8 +182,8 @@ def ledger(number: int, attempt: int) -> str:
 
 
 def parse_ledger(key: str) -> Version | None:
-    """Return the sync and the attempt of an object of draws or of steps, or of the record that holds the digests of
-    both."""
+    """Return the sync and the attempt in the name of a ledger object: the draws, the steps, or the record with the
+    digests of both. Return None for any other name."""
     match = _LEDGER.fullmatch(key)
     sync, attempt = (match[1] or match[3], match[2] or match[4]) if match else ("", "")
     return Version(int(sync), int(attempt)) if match else None

@@ -214,8 +214,8 @@ class TrajectoryLog(Protocol):
         ...
 
     def asked(self, searcher: int, seqs: Iterable[int]) -> Sequence[Asked]:
-        """Return the requests that the trajectories in these shards of this searcher answer. Shards that are not
-        stored, or are damaged, are skipped."""
+        """Return the requests of this searcher whose responses are stored in these shards. Shards that are missing or
+        damaged are skipped."""
         ...
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:

@@ -85,7 +85,8 @@ def _is_unfit(kind: DuckDBPyType) -> bool:
 
 
 def _inner(kind: DuckDBPyType) -> list[DuckDBPyType]:
-    """Return the types that a nested type is made of."""
+    """Return the types of the elements, fields, or keys and values of a list, struct or map. Return an empty list for
+    other types."""
     if kind.id not in ("array", "list", "map", "struct"):
         return []
     return [inner for _, inner in kind.children if isinstance(inner, DuckDBPyType)]

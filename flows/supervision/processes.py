@@ -41,7 +41,7 @@ CLOCK_SLACK = 2.0  # seconds by which the times of a lease and of the process ta
 
 
 class NotNow(Exception):
-    """A role cannot be started at the moment; trying again later may succeed."""
+    """Raised when a role cannot be started at the moment; trying again later may succeed."""
 
 
 @dataclass(frozen=True)

@@ -196,9 +196,9 @@ class RoleKeeper:
             raise RunFailed(f"{w.name} could not be started for {waited:.0f} s: {reason}")
 
     def _replace(self, w: Watched, seen: Seen) -> None:
-        """Handle a closed or silent lease of a life that this supervisor has not started. If the lease is silent, kill
-        the process of the life if it is on this host. If the lease says `finished`, the role is finished. Otherwise
-        note that the life has ended, so that the role is started again."""
+        """Handle a lease that is closed or silent and belongs to a process that this supervisor has not started. If the
+        lease says `finished`, the role is finished. In all other cases the life of the role counts as ended, so the
+        role is started again; if the lease is silent and its process is on this host, the process is killed first."""
         if self.roles.is_open(w):
             if w.told_silent != seen.lease.life:
                 w.told_silent = seen.lease.life

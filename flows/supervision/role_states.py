@@ -148,8 +148,8 @@ class WatchedRoles:
         self.next_look = 0.0
 
     def look(self) -> None:
-        """Read the leases and the wanted state. If the last look was long ago, measure the silence of every lease from
-        now on: a role must not count as dead because this supervisor did not look."""
+        """Read the leases and the wanted state. If the last look was long ago, restart the measurement of every lease's
+        silence now: a role must not count as dead because this supervisor did not look."""
         if time.monotonic() - self.last_look > max(self.limits.silent_after / 2, 3 * self.limits.lease_every):
             self.watch = LeaseWatch()
         self.seen = self.watch.observe(self.run)

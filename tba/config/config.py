@@ -136,8 +136,8 @@ class Config:
     def replace(self, changes: Mapping[str, Any] | None = None, /, **sections: Any) -> "Config":
         """Return a copy with changes by dotted key, `replace({"training.steps": 10})`; `replace(seed=1)` also works.
 
-        If `objective.name` or `engine.name` changes, the other settings of the section that have their defaults take
-        the defaults of the new choice.
+        If `objective.name` or `engine.name` changes, each setting of its section that equals the old choice's default
+        gets the new choice's default.
         """
         plain, changes = asdict(self), {**(changes or {}), **sections}
         if unnamed := [key for key in changes if not isinstance(key, str)]:

@@ -68,7 +68,8 @@ class CustomEngine(Engine):
 
     name: Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Further settings that the generator defines under names of its own."""
+    """Settings for the class in `engine.name`, as a mapping from names to values. The class defines the
+    names."""
 
 
 ENGINES: Mapping[str, type[Engine]] = {"auto": VLLMEngine, "vllm": VLLMEngine, "transformers": TransformersEngine}

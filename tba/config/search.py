@@ -131,8 +131,9 @@ class SearchConfig:
     in the log of the earlier run. Prompts that the earlier run never visited are left out. Empty trains on all
     prompts."""
     prompts_where: str = ""
-    """SQL condition that chooses prompts of the run in `prompts_from`, on the columns of its view `difficulty`, such as
-    `solve_rate between 0.1 and 0.9`. Set both settings or neither."""
+    """SQL condition on the columns of the view `difficulty` of the run in `prompts_from`, such as `solve_rate between
+    0.1 and 0.9`. Only prompts that meet it are used. Set `prompts_from` and `prompts_where` together or leave both
+    empty."""
 
     @model_validator(mode="after")
     def _prompts_are_chosen_by_a_run_and_a_condition(self) -> Self:

@@ -42,7 +42,8 @@ class EngineRequests:
         return {asked.adapter for asked in self._in_flight.values() if asked.adapter}
 
     def submit(self, requests: Sequence[Request], version: Version | None, lora: LoRARequest | None) -> None:
-        """Submit requests, to be answered by a version. If the version is an adapter, `lora` names it."""
+        """Submit requests, which the engine answers with a version of the weights. `lora` is the adapter to use if the
+        version is stored as an adapter."""
         self._count_time()
         for request in requests:
             self._ask(request, self._share, version, lora)

@@ -56,8 +56,8 @@ class Objective(ABC):
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the loss needs log-probabilities of single tokens, under the reference and under the policy that
-        sampled them."""
+        """True if the loss needs the log-probability of each token, both under the reference and under the policy that
+        sampled the response."""
         return False
 
     @property

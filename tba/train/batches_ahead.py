@@ -1,7 +1,8 @@
 """Prepare the batches of a trainer in a separate thread, one batch ahead of the gradient steps.
 
-Before a batch is drawn, the thread applies the sync record of each sync that the draw must see. If the settings let the
-trainer wait for searchers (`sync.lag`, `sampling.max_age`), the thread waits for them before it applies a sync record.
+Before the thread draws a batch, it applies the sync records of all syncs that come before the batch's step. With
+`sync.lag` or `sampling.max_age`, the thread waits, before it applies a sync record, until the searchers have delivered
+what these settings require.
 """
 
 import threading

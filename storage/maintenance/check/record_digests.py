@@ -30,7 +30,8 @@ class RecordDigests:
         return data
 
     def decode(self, key: str, *fields: str) -> dict[str, Any]:
-        """Return a record with these fields. Raise Missing or Damaged as `records.read` does."""
+        """Return the record stored at `key`. Raise Missing if there is none, and Damaged if it cannot be read or lacks
+        one of the fields."""
         return records.decode(self.read(key), f"{self.run.url}/{key}", *fields)
 
     def link(self, key: str, previous: str, said: str | None) -> None:

@@ -64,8 +64,8 @@ def check_waiting_shards(context: CheckContext, rows: CompactedRows, sync_record
 
 
 def _read_admitted(context: CheckContext, rows: CompactedRows, shard: Shard, record: SyncRecord) -> pa.Table:
-    """Return the rows of a shard that was an object of its own when the check began. Raise Missing or Damaged if the
-    shard does not match its sync record."""
+    """Return the rows of a shard that had not been compacted into a larger object when the check began. It may have
+    been since. Raise Missing or Damaged if the shard does not match its sync record."""
     try:
         data = context.reading.read(shard.key)
     except Missing:
