@@ -36,6 +36,9 @@ $(VENV)/.installed: requirements-cpu.txt pyproject.toml
 # decides which tests stay together.
 PARALLEL := -n 4 --dist loadscope --no-loadscope-reorder
 
+# The tests start hundreds of processes. Without bytecode files each of them would compile all modules again.
+test test-long test-vllm: export PYTHONDONTWRITEBYTECODE :=
+
 run: install
 	$(BIN)/python -m flows.stack quickstart
 

@@ -66,7 +66,10 @@ def small(**changes: Any) -> Config:
     return preset("quickstart").replace({**SMALL, **changes})
 
 
-@pytest.mark.parametrize(("lag", "ages"), [(0, [0, 0, 0, 0, 0]), (1, [0, 1, 1, 1, 1]), (3, [0, 1, 2, 3, 3])])
+@pytest.mark.parametrize(
+    ("lag", "ages"),
+    [(0, [0, 0, 0, 0, 0]), (1, [0, 1, 1, 1, 1]), pytest.param(3, [0, 1, 2, 3, 3], marks=pytest.mark.long)],
+)
 def test_a_batch_comes_from_the_policy_of_lag_updates_ago(
     lag: int, ages: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

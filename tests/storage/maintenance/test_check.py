@@ -40,6 +40,7 @@ from tests.support.storage.synthetic import (
     put,
 )
 from tests.support.storage.synthetic_forks import fork
+from tests.support.stores import long_on_s3
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,7 @@ def found(findings: Findings, key: str, problem: str = "") -> bool:
 # --- nothing is wrong -------------------------------------------------------------------------------------------------
 
 
+@long_on_s3
 def test_a_whole_run_is_clean_on_every_store(root: str):
     findings = check(make_run(root))
     assert findings.problems == []

@@ -23,6 +23,7 @@ from tba.types import Eligibility, Version
 from tests.conftest import s3_root
 from tests.support.faults.checkpoint_damage import DAMAGES, OPTIMIZER, damage, put
 from tests.support.storage.saved_checkpoints import save
+from tests.support.stores import long_on_s3
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -175,6 +176,7 @@ def test_an_attempt_that_does_not_say_what_it_continues_is_damaged(run: Run, con
 
 
 @pytest.mark.usefixtures("own_cache")
+@long_on_s3
 @pytest.mark.parametrize("how", DAMAGES)
 def test_an_attempt_continues_the_newest_checkpoint_that_is_intact(run: Run, tmp_path: Path, how: str):
     claim_attempt(run)

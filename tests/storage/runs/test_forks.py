@@ -30,6 +30,7 @@ from tests.support.builders import make_shard
 from tests.support.faults.rewriting import replace_text
 from tests.support.storage.synthetic import EVERY, LAST_SYNC, PROMPTS, SyntheticRun, make_run, prune_version
 from tests.support.storage.synthetic_forks import fork, go_on
+from tests.support.stores import long_on_s3
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -76,6 +77,7 @@ def test_a_fork_goes_on_from_what_its_parent_had_and_both_are_sound(root: str):
     assert rows(run, shards) == rows(parent, shards)
 
 
+@long_on_s3
 def test_nothing_is_copied(root: str):
     parent = make_run(root)
     run = fork(parent, 2)
@@ -90,6 +92,7 @@ def test_nothing_is_copied(root: str):
     assert run.store.read_many(sorted(inherited)) == [run.store.read(key) for key in sorted(inherited)]
 
 
+@long_on_s3
 def test_a_fork_loads_what_it_inherits_as_a_difference_and_its_base_stays_as_long(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -148,6 +151,7 @@ def test_searchers_of_a_fork_go_on_where_its_parent_was_and_never_under_a_name_i
         assert inherited and inherited == Trajectories(parent).asked(searcher, range(max(mine) + 1))
 
 
+@long_on_s3
 def test_a_fork_of_a_fork(root: str):
     parent = make_run(root)
     first = fork(parent, 2, "first-fork")
