@@ -40,6 +40,7 @@ from tba.types import Version
 from tests.conftest import s3_root
 from tests.support.builders import make_prompt, make_shard
 from tests.support.faults.uploads import begin_upload
+from tests.support.sampled_parameters import sampled
 from tests.support.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 
 FAULTS: tuple[Fault, ...] = tuple(fault for fault in get_args(Fault) if fault not in ("pass", "stale"))
@@ -241,7 +242,7 @@ WRITES: list[tuple[Callable[[Store, str, Path], object], Sequence[Operation]]] =
 ]
 
 
-@pytest.mark.parametrize("fault", ["cut", "unanswered", "late"])
+@pytest.mark.parametrize("fault", sampled(["cut", "unanswered", "late"], kept=["late"]))
 def test_a_write_that_is_given_up_names_the_key_and_leaves_all_or_nothing(bad: Faulty, fault: Fault):
     store = bad.impatient()
     for n, (write, requests) in enumerate(WRITES):

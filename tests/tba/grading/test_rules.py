@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tba.tasks.registry import grade, rules
+from tests.support.sampled_parameters import sampled
 
 RULES = ("math-verify", "minerva", "prm800k", "boxed")
 
@@ -218,7 +219,7 @@ def test_the_graders_differ_over_the_answers_of_math_500_where_their_rules_do():
         "((((",
         "1" * 5000,
         "(" * 400 + ")" * 400,
-        "x^" * 300,
+        pytest.param("x^" * 300, marks=pytest.mark.long),
         r"\frac{1}{" * 60 + "2" + "}" * 60,
         "\ud800 \x00 ☃",
         "١٢",
@@ -241,7 +242,7 @@ def test_a_response_full_of_boxes_takes_no_time():
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("rule", ["math-verify", "minerva"])
+@pytest.mark.parametrize("rule", sampled(["math-verify", "minerva"], kept=["math-verify"]))
 def test_a_power_that_cannot_be_computed_is_wrong_in_time_and_the_next_answer_is_graded(rule: str):
     began = time.monotonic()
     assert not grade("math", rule, r"$\boxed{9^{9^{9^{9}}}}$", r"\pi")
