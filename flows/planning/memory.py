@@ -2,6 +2,7 @@
 their headers."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tba.config import Config
 from tba.errors import Damaged
 from tba.models.file_checks import check_files, read_object
 from tba.models.folder import sizes_of, weight_files
+from tba.models.gguf_files import find_gguf, is_gguf, read_header
 
 KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it computes all others again
 
@@ -131,12 +133,15 @@ def in_words(size: float) -> str:
 
 
 def find_model(config: Config) -> Model | None:
-    """Return the sizes of the policy if its files are on this machine, as a folder or in the cache of the Hugging Face
-    hub, else None."""
+    """Return the sizes of the policy if its files are on this machine, as a folder, a GGUF file or in the cache of the
+    Hugging Face hub, else None."""
     path = config.model.path
     if not path or "://" in path:
         return None
     folder = Path(path)
+    if is_gguf(path) and not folder.is_dir():
+        header = read_header("model.path", find_gguf("model.path", path))
+        return _model(header.sizes, header.hidden, header.intermediate)
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
@@ -157,16 +162,21 @@ def read_model(folder: Path) -> Model | None:
     sizes = {name: size for path in weight_files(folder) for name, size in sizes_of(path).items()}
     if not sizes:
         return None
+    hidden = plain.get("hidden_size") or plain["n_embd"]
+    return _model(sizes, hidden, plain.get("intermediate_size") or plain.get("n_inner") or 4 * hidden)
+
+
+def _model(sizes: Mapping[str, int], hidden: int, intermediate: int) -> Model:
+    """Return the sizes of a model, from the number of elements of each tensor. Layers are numbered in the names."""
     blocks: dict[str, int] = {}
     for name, size in sizes.items():
         if block := re.match(r".*?\.\d+\.", name):
             blocks[block[0]] = blocks.get(block[0], 0) + size
-    hidden = plain.get("hidden_size") or plain["n_embd"]
     return Model(
         parameters=sum(sizes.values()),
         block=max(blocks.values(), default=0),
         outside=sum(sizes.values()) - sum(blocks.values()),
         layers=len(blocks),
         hidden=hidden,
-        intermediate=plain.get("intermediate_size") or plain.get("n_inner") or 4 * hidden,
+        intermediate=intermediate,
     )

@@ -21,6 +21,7 @@ from storage.queries.difficulty import Known, ask
 from tba.config import Config, CustomEngine
 from tba.errors import ConfigError
 from tba.models.folder import check_folder
+from tba.models.gguf_files import check_gguf, is_gguf
 from tba.models.location import check_place
 from tba.runtime.loading import load_class
 from tba.search.scoring import check_can_remember
@@ -49,6 +50,8 @@ def resolve(
         check_place("model.path", config.model.path)
         if (folder := Path(config.model.path)).is_dir():
             check_folder("model.path", folder, longest=config.longest)
+        elif is_gguf(config.model.path):
+            check_gguf("model.path", config.model.path, longest=config.longest)
     if runs_here:
         check_rows(config)
     if runs_here and max(config.engine.gpus, config.training.ranks) > 1:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flows.roles import starting_checkpoint
+from storage.local_files.regular_files import sha256_of_file
 from storage.local_files.shared_cache import shared_copy
 from storage.objects.open_store import open_store
 from storage.objects.store import Store
@@ -15,6 +16,7 @@ from tba.config import Config
 from tba.errors import ConfigError, Damaged, StorageError
 from tba.models.adapters import Adapter, files_sha256, merge
 from tba.models.file_checks import weight_names
+from tba.models.gguf_files import find_gguf, is_gguf
 from tba.models.location import check_place
 from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import local_folder
@@ -140,12 +142,30 @@ def _base_of(run: Run, config: Config, tell: Tell) -> str | Path:
 
 
 def model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> str | Path:
-    """Return a local copy of a model at a URL. Return any other place, a folder or a name on the Hugging Face hub, as
-    it is."""
+    """Return a local copy of a model at a URL, or the folder that a GGUF file is converted to. Return any other place,
+    a folder or a name on the Hugging Face hub, as it is."""
     if "://" in place:
         return _fetch_model(setting, place, run, config, tell)
     check_place(setting, place)
+    if is_gguf(place) and not Path(place).is_dir():
+        return _convert_gguf(setting, place, config, tell)
     return place
+
+
+def _convert_gguf(setting: str, place: str, config: Config, tell: Tell) -> Path:
+    """Return the folder with the model of a GGUF file. All runs on this machine share it: its name has the sha256 of
+    the file."""
+    from tba.models import gguf_conversion
+
+    file = find_gguf(setting, place)
+    name = sha256(f"{sha256_of_file(file)} {gguf_conversion.RECIPE}".encode()).hexdigest()[:16]
+
+    def make(folder: Path) -> None:
+        tell(f"converting {file.name} to a Hugging Face folder")
+        gguf_conversion.convert(setting, file, folder)
+
+    patience = config.limits.data_deadline
+    return shared_copy("gguf-models", name, whole=Path.is_dir, make=make, keep=4, deadline=patience)
 
 
 def _fetch_model(setting: str, url: str, run: Run, config: Config, tell: Tell) -> Path:

