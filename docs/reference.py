@@ -1,5 +1,5 @@
-"""Generate the reference of settings and commands, from the docstrings in tba/config/ and the help of the command
-line."""
+"""Generate the reference of settings and commands, from the docstrings in tba/config/ and tba/objectives/, and from the
+help of the command line."""
 
 import argparse
 import ast
