@@ -72,12 +72,20 @@ def _rows(kinds: list[type], schema: dict[str, Any]) -> Iterator[tuple[str, list
 
 
 def _which(owners: list[type], kinds: list[type]) -> str:
-    """Say which kinds have a setting, or which have not, whatever is shorter."""
+    """Return a sentence that says which kinds have a setting, or which do not have it, whatever is shorter."""
     others = [kind for kind in kinds if kind not in owners]
     if not others:
         return ""
-    word, shown = ("Only", owners) if len(owners) <= len(others) else ("Not", others)
-    return f" {word} for {', '.join(map(_name, shown))}."
+    if len(owners) <= len(others):
+        return f" This is a setting of {_all_names(owners)} only."
+    names = _all_names(others)
+    return f" {names} {'do' if ' and ' in names else 'does'} not have this setting."
+
+
+def _all_names(kinds: list[type]) -> str:
+    """Return the names of several kinds, the last one after "and"."""
+    *first, last = ", ".join(map(_name, kinds)).split(", ")
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _name(kind: type) -> str:

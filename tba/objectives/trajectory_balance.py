@@ -54,8 +54,8 @@ class TrajectoryBalance(Objective):
     responses of the group. `learned`: the output of a model that is trained together with the policy."""
     log_z_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     """Peak learning rate of the model that learns log Z. The rate rises and falls by `training.schedule`, as the
-    policy's does. Higher values let the estimate of log Z follow the policy faster. Applies only where `log_z` is
-    `learned`."""
+    policy's does. Higher values let the estimate of log Z follow the policy faster. A value other than
+    the default is refused unless `log_z` is `learned`."""
     anchor: Anchor = "reference"
     """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
 
