@@ -18,10 +18,10 @@ help:
 	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
 	@echo "make check    style, types and boundaries, and the audit"
 	@echo "make audit    known vulnerabilities of what is installed, where PyPI's advisories can be reached"
-	@echo "make fuzz     look for bytes that a reader of what is stored cannot take, a minute for each kind of object"
+	@echo "make fuzz     look for stored bytes that make their reader fail, one minute for each kind of object"
 	@echo "make docs     these pages as a site, in build/site"
 	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
-	@echo "make science  the studies that docs/results tells of, but for runs that their CSVs have (many hours)"
+	@echo "make science  repeat the studies in docs/results; runs whose results are in the CSV files are skipped (many hours)"
 	@echo "make install  the environment alone ($(VENV))"
 
 install: $(VENV)/.installed
@@ -67,7 +67,8 @@ check: install audit
 	$(BIN)/lint-imports
 	$(BIN)/python -m docs.size_limits
 
-# An index that has packages and no advisories answers every question with nothing found: so ask it for a known one.
+# An index without advisories would report no vulnerability for any package. So first ask for a version that is known to
+# have one, and audit only if the index reports it.
 KNOWN := https://pypi.org/pypi/urllib3/1.24.1/json
 audit: $(AUDIT)/.installed
 	@if $(BIN)/python -c "import json, urllib.request as r; \

@@ -46,7 +46,7 @@ def settings(**changes: Any) -> Config:
 
 
 class Journal(list[str]):
-    """What has been stored, in order."""
+    """Everything that a trainer has stored, in the order of storing: entries such as `ledger 3` and `version 3`."""
 
 
 @dataclass
