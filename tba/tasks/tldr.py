@@ -2,6 +2,7 @@
 is the reward. A summary that does not end within the limit gets a fixed low reward. In evaluations, a gold model
 decides whether a summary is better than the one that a human wrote."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +12,6 @@ from tba.config import TaskConfig, parse_options, settings
 from tba.errors import ConfigError, DataError
 from tba.interfaces import Locate
 from tba.tasks.fields import text_in
-from tba.tasks.perplexity import diluted_perplexity, mean_log_ratio, perplexity
 from tba.types import Prompt, Response, Reward
 
 if TYPE_CHECKING:
@@ -162,3 +162,47 @@ def _summary(split: str, index: int, row: Mapping[str, Any]) -> str:
     if not summary:
         raise DataError(f"{split} row {index}: field 'reference_response' contains only {END!r}")
     return summary
+
+
+# --- how far responses are from the reference -------------------------------------------------------------------------
+# Log-probabilities are natural logarithms. There is one log-probability for each token of a response, including its end
+# token.
+
+
+def mean_log_ratio(logps: Sequence[Sequence[float]], ref_logps: Sequence[Sequence[float]]) -> float:
+    """Return the mean over responses of log pi - log pi_ref, each of a whole response. If the responses are sampled
+    from pi, this is an unbiased estimate of KL(pi || pi_ref)."""
+    return sum(math.fsum(own) - math.fsum(ref) for own, ref in zip(logps, ref_logps, strict=True)) / len(logps)
+
+
+def perplexity(logps: Sequence[Sequence[float]]) -> float:
+    """Return exp of the mean negative log-probability over all tokens of all responses; 1 if there are no tokens."""
+    tokens = sum(len(row) for row in logps)
+    return _exp(-math.fsum(logp for row in logps for logp in row) / max(1, tokens))
+
+
+def diluted_perplexity(
+    prompt: Sequence[int], response: Sequence[int], logps: Sequence[float], marker: Sequence[int]
+) -> float:
+    """Return the perplexity of one summary as Async RLHF, and TBA after it, published it. The negative log-probability
+    of the summary is divided by the number of all tokens, those of the prompt included, less 1. This is misleading;
+    `perplexity` divides by the number of tokens of the responses instead.
+
+    The summary is the text after the last `marker`, even if the policy wrote this marker itself. A text without a
+    marker has perplexity 1.
+    """
+    text = (*prompt, *response)
+    begin = _end_of_last(marker, text)
+    if begin is None:
+        return 1.0
+    counted = logps[max(0, begin - len(prompt)) :]
+    return _exp(-math.fsum(counted) / max(1, len(text) - 1))
+
+
+def _end_of_last(marker: Sequence[int], text: Sequence[int]) -> int | None:
+    sought = tuple(marker)
+    return next((i for i in range(len(text), len(sought) - 1, -1) if text[i - len(sought) : i] == sought), None)
+
+
+def _exp(exponent: float) -> float:
+    return math.exp(min(exponent, 700.0))  # a larger exponent would overflow

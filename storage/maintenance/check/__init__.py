@@ -5,17 +5,17 @@ that no sync record admits yet, a ledger that is being written, uploads without 
 problem.
 
 Each module checks one kind of object. `check` runs them in such an order that each gets what it needs from the earlier
-ones.
+ones, and itself notes objects that are not part of a run.
 """
 
 from collections.abc import Iterable, Sequence
 
+from storage import layout
 from storage.maintenance.check.attempts import check_attempts, check_continued
 from storage.maintenance.check.context import CheckContext
 from storage.maintenance.check.findings import Findings, Problem
 from storage.maintenance.check.forks import check_forks, versions_of_parent
 from storage.maintenance.check.ledger import check_ledger
-from storage.maintenance.check.other_objects import check_other_objects
 from storage.maintenance.check.prompts import check_prompts
 from storage.maintenance.check.retention import check_retention
 from storage.maintenance.check.roles import check_roles
@@ -28,6 +28,8 @@ from storage.runs.run import Run
 from tba.types import Version
 
 __all__ = ["Findings", "Problem", "check"]
+
+_SHOWN = 20  # number of objects outside the run that notes name; the others are only counted
 
 
 def check(run: Run, *, progress: Progress | None = None) -> Findings:
@@ -48,7 +50,7 @@ def check(run: Run, *, progress: Progress | None = None) -> Findings:
     check_prompts(context)
     check_forks(context)
     check_roles(context)
-    check_other_objects(context)
+    _check_other_objects(context)
     context.relations.add_published({*published, *versions_of_parent(run)})
     _report_across_objects(context)
     return context.findings.finish()
@@ -63,6 +65,24 @@ def _newest_sync(run: Run, spans: Sequence[Span], checkpoints: Iterable[Version]
         *(name.number - ahead for name in versions if stands(spans, name)),
     ]
     return max(reached, default=0)
+
+
+def _check_other_objects(context: CheckContext) -> None:
+    """Note unfinished writes, and objects that are not part of a run. Report names of the run at which something lies
+    that is not a file."""
+    store, findings = context.run.store, context.findings
+    if left := store.unfinished():
+        findings.note(f"{len(left)} writes are under way or were never finished, the first is of {left[0]}")
+    strangers = list(context.strangers)
+    for key in store.irregular():
+        if layout.is_part(key):
+            findings.report(key, "is no regular file: nothing can be stored or read under this name until it is moved")
+        else:
+            strangers.append(key)
+    for key in strangers[:_SHOWN]:
+        findings.note(f"{key} is not part of a run")
+    if len(strangers) > _SHOWN:
+        findings.note(f"{len(strangers) - _SHOWN} more objects are not part of a run")
 
 
 def _report_across_objects(context: CheckContext) -> None:

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.harness.tiny_models import EOS_ID, tiny_policy
 from tba.models.policy import PolicyScorer
-from tba.tasks.perplexity import diluted_perplexity, mean_log_ratio, perplexity
+from tba.tasks.tldr import diluted_perplexity, mean_log_ratio, perplexity
 from tba.types import Prompt, Response, Version
 
 MARKER = (7, 8)
