@@ -128,5 +128,5 @@ def preset(name: str) -> Config:
     """Return the settings of a preset, with `training.compute_dtype` set to `auto`: on a GPU the trainer then computes
     in bfloat16."""
     if name not in PRESETS:
-        raise ConfigError(f"unknown task {name!r}; known: {', '.join(PRESETS)}")
+        raise ConfigError(f"task.name: unknown task {name!r}; known: {', '.join(PRESETS)}")
     return PRESETS[name]().replace({"training.compute_dtype": "auto"})

@@ -30,7 +30,7 @@ class Snapshot:
     def save(self, folder: Path, *, dtype: str | None = None) -> None:
         """Write a Hugging Face folder: safetensors, config, generation config and tokenizer. Weights are converted to
         `dtype` if it is given."""
-        wanted = self.model.dtype if dtype is None else resolve_dtype(dtype)
+        wanted = self.model.dtype if dtype is None else resolve_dtype(dtype, setting="model.publish_dtype")
         stored = self.model if wanted == self.model.dtype else _frozen_copy(self.model, wanted)
         stored.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -25,6 +25,7 @@ def load(
     *,
     tokenizer_path: str | Path | None = None,
     dtype: str = "float32",
+    dtype_setting: str = "model.dtype",
     device: str = "auto",
     device_setting: str,
     revision: str = "main",
@@ -39,12 +40,16 @@ def load(
     possible to train the model as a policy.
 
     Raise Damaged if the folder exists but does not load. Raise ConfigError, naming `setting`, if the path is neither a
-    folder nor a repository with such a model, and, naming `device_setting`, if there is no such device. Raise RunFailed
-    if the hub could not be asked, so that another try may succeed.
+    folder nor a repository with such a model. Raise ConfigError, naming `dtype_setting` or `device_setting`, if there
+    is no such type or device. Raise RunFailed if the hub could not be asked, so that another try may succeed.
     """
     place = resolve_device(device, setting=device_setting)
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True, "output_loading_info": True}
+    weights = {
+        "dtype": resolve_dtype(dtype, setting=dtype_setting),
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
     try:
         _check_files(path, tokenizer_path)
         config = AutoConfig.from_pretrained(path, **options)
@@ -71,11 +76,14 @@ def load(
 def load_frozen(
     kind: Any, setting: str, path: str | Path, *, device_setting: str = "", **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model that a task uses. Such a model is never trained here. This function works like `load`, with three
-    differences. A damaged model is a ConfigError. The setting of the device is `<setting>_device` unless
-    `device_setting` is given. The tokenizer gets a padding token if it has none."""
+    """Load a model that a task uses. Such a model is never trained here. This function works like `load`, with four
+    differences. A damaged model is a ConfigError. The setting of the dtype is `task.options.dtype`. The setting of the
+    device is `<setting>_device` unless `device_setting` is given. The tokenizer gets a padding token if it has none."""
     try:
-        model, tokenizer = load(kind, setting, path, device_setting=device_setting or f"{setting}_device", **options)
+        device_setting = device_setting or f"{setting}_device"
+        model, tokenizer = load(
+            kind, setting, path, dtype_setting="task.options.dtype", device_setting=device_setting, **options
+        )
     except Damaged as error:
         raise ConfigError(f"{setting}: {error}") from error
     if tokenizer.pad_token_id is None:
@@ -120,9 +128,9 @@ def is_lowered(dtype: str, device: torch.device) -> bool:
     return dtype == "bfloat16" or (dtype == "auto" and device.type != "cpu")
 
 
-def resolve_dtype(name: str) -> torch.dtype:
+def resolve_dtype(name: str, *, setting: str = "model.dtype") -> torch.dtype:
     if name not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+        raise ConfigError(f"{setting} must be one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
 
 

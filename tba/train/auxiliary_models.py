@@ -40,7 +40,7 @@ class ValueModel(nn.Module):
 
     def __init__(self, policy: PreTrainedModel):
         super().__init__()
-        self.backbone, self.head = copy_of(_backbone(policy)), Head(policy)
+        self.backbone, self.head = copy_of(policy.base_model), Head(policy)
 
     def forward(self, piece: Piece) -> Tensor:
         """Return the [R] values of the counted tokens. Each value is computed from the tokens before its token."""
@@ -53,7 +53,6 @@ class LogZ(nn.Module):
 
     def __init__(self, policy: PreTrainedModel):
         super().__init__()
-        _backbone(policy)
         self.head = Head(policy)
 
     def forward(self, policy: PreTrainedModel, batch: Batch, most_tokens: int | None = None) -> Tensor:
@@ -69,7 +68,7 @@ class LogZ(nn.Module):
     @torch.no_grad()
     def _means(self, policy: PreTrainedModel, tokens_PT: Tensor, length_P: Tensor) -> Tensor:
         mask_PT = torch.arange(tokens_PT.shape[1], device=length_P.device) < length_P[:, None]
-        read = _backbone(policy)(input_ids=tokens_PT, use_cache=False)  # padding is on the right
+        read = policy.base_model(input_ids=tokens_PT, use_cache=False)  # padding is on the right
         hidden_PTD = read.last_hidden_state.to(self.head.weight_D.dtype)
         return (hidden_PTD * mask_PT[:, :, None]).sum(dim=1) / length_P[:, None]
 
@@ -80,16 +79,20 @@ def make_companion(config: Config, policy: PreTrainedModel) -> Trained[ValueMode
     auxiliary, training = config.objective.auxiliary, config.training
     if auxiliary is None:
         return None
+    _check_backbone(config, auxiliary.kind, policy)
     model = {"value": ValueModel, "log_z": LogZ}[auxiliary.kind](policy)
     rate = auxiliary.learning_rate or training.learning_rate
     return Trained(model, training, learning_rate=rate, name=auxiliary.kind)
 
 
-def _backbone(policy: PreTrainedModel) -> Any:
-    backbone = policy.base_model
-    if backbone is policy:
-        raise ConfigError(
-            f"objective: a value model and a learned log Z read the policy's backbone, but a {type(policy).__name__} "
-            "has none"
-        )
-    return backbone
+def _check_backbone(config: Config, kind: str, policy: PreTrainedModel) -> None:
+    """Raise ConfigError, naming the setting that asks for the auxiliary model, if the policy has no backbone."""
+    if policy.base_model is not policy:
+        return
+    setting, value, trained = {
+        "value": ("objective.name", config.objective.name, "a value model"),
+        "log_z": ("objective.log_z", "learned", "a learned log Z"),
+    }[kind]
+    raise ConfigError(
+        f"{setting}: {trained} reads the policy's backbone, but a {type(policy).__name__} has none, got {value!r}"
+    )

@@ -326,7 +326,9 @@ def test_any_number_of_steps_makes_a_run(steps):
 
 
 def test_an_unknown_preset_names_the_known_ones():
-    with pytest.raises(ConfigError, match="known: quickstart, gsm8k, math, tldr, redteam"):
+    with pytest.raises(
+        ConfigError, match=r"task\.name: unknown task 'gsm9k'; known: quickstart, gsm8k, math, tldr, redteam"
+    ):
         preset("gsm9k")
 
 

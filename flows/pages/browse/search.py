@@ -163,10 +163,10 @@ def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
 
 def conditions(form: Form) -> str:
     """Return the conditions of a form as a `where` clause of SQL; empty if the form has none. Raise ConfigError, which
-    names the field, if a number is malformed."""
+    names the field, if a number is malformed or the place of the text is unknown."""
     terms: list[str] = []
     if words := form.get("text", ""):
-        terms.append(_contains(words, form.get("in", "")))
+        terms.append(_contains(words, _option("in", form.get("in", ""), _PLACES)))
     for name, term in _BOUNDS.items():
         if given := form.get(name, "").strip():
             terms.append(term.format(_number(name, given)))
@@ -199,11 +199,14 @@ def _plain(text: str) -> str:
     return text.replace("\0", "")
 
 
+def _option(name: str, given: str, options: Mapping[str, Any]) -> str:
+    if given not in options:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, options))}, got {given!r}")
+    return given
+
+
 def _order(form: Form) -> str:
-    order = form.get("order") or "newest"
-    if order not in _ORDERS or form.get("in", "") not in _PLACES:
-        raise ConfigError("order and in must be options of the form")
-    return order
+    return _option("order", form.get("order") or "newest", _ORDERS)
 
 
 def _page(form: Form) -> int:

@@ -302,11 +302,15 @@ def test_a_query_is_answered_as_it_was_written(site: Site):
 
 
 def test_an_error_in_a_form_is_shown_beside_it(site: Site):
-    for form, said in (({"reward_from": "nan"}, "reward from must be a number"), ({"where": "nonsense"}, "nonsense"),
-                       ({"page": "-1"}, "page must be a whole number"), ({"order": "x"}, "order"),
+    orders = "'newest', 'oldest', 'highest', 'lowest', 'longest', 'shortest', 'drawn'"
+    for form, said in (({"reward_from": "nan"}, "reward from must be a number, got 'nan'"),
+                       ({"where": "nonsense"}, "nonsense"),
+                       ({"page": "-1"}, "page must be a whole number from 0, got '-1'"),
+                       ({"order": "x"}, f"order must be one of {orders}, got 'x'"),
+                       ({"text": "a", "in": "x"}, "in must be one of '', 'prompt', 'both', got 'x'"),
                        ({"where": "true) having (false"}, "GROUP BY")):  # fmt: skip
         body = site.ask(site.link("/trajectories", **form))[2]
-        assert said in body.split("role='alert'>")[1]
+        assert said in unescape(body.split("role='alert'>")[1])
 
 
 def test_a_query_that_takes_too_long_ends_and_the_next_is_answered(finished: Run):

@@ -155,7 +155,7 @@ def test_a_damaged_file_that_the_hub_has_brought_is_named(tmp_path, monkeypatch)
 
 
 def test_an_unknown_dtype_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="float32, bfloat16, got 'int4'"):
+    with pytest.raises(ConfigError, match=r"model\.dtype must be one of float32, bfloat16, got 'int4'"):
         Policy.load(tiny_folder(tmp_path), dtype="int4", device="cpu")
 
 

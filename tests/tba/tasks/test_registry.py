@@ -119,9 +119,9 @@ def test_without_a_preset_it_takes_the_defaults_of_all_settings(folder: Path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nonsense", "unknown task 'nonsense'; known: quickstart, gsm8k, math"),
+        ("nonsense", "task.name: unknown task 'nonsense'; known: quickstart, gsm8k, math"),
         ("no_such_module:Task", "'no_such_module:Task' cannot be loaded: ModuleNotFoundError: No module named"),
-        ("{here}/reverse.py:Task", "unknown task"),
+        ("{here}/reverse.py:Task", "task.name: unknown task '{here}/reverse.py:Task'"),
         ("{here}:Missing", "has no attribute 'Missing'"),
         ("{here}:number", "is 3, not a class"),
         ("{here}:Incomplete", "is not a task: it has no name, no source, no reward"),

@@ -10,8 +10,10 @@ from benchmarks.harness import toy
 from benchmarks.harness.fetched import fetched_of
 from benchmarks.harness.tiny_models import EOS_ID, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 from tba.batches.batching import prompt_lengths
+from tba.errors import ConfigError
 from tba.models.policy import Policy
 from tba.objectives import Groups, trajectory_balance
+from tba.train.auxiliary_models import make_companion
 from tba.train.learner import Learned, Learner
 from tests.support.tba.objective_examples import BETA, REF_NL, assert_close, gradient, groups_of, named, parameters
 from tests.support.tba.trainers import RESPONSES, Buffer, Journal, settings
@@ -135,3 +137,15 @@ def test_a_prompt_ends_where_its_responses_begin_to_count(include_eos: bool):
     ]
     learner = Learner(settings(objective__include_eos=include_eos), tiny_policy())
     assert prompt_lengths(learner.collate(fetched_of([trajectory(**row) for row in rows]))).tolist() == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"objective__log_z": "learned"}, r"objective\.log_z: a learned log Z .* has none, got 'learned'"),
+        ({"objective__name": "ppo"}, r"objective\.name: a value model .* has none, got 'ppo'"),
+    ],
+)
+def test_a_policy_without_a_backbone_is_refused(chosen: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        make_companion(settings(**chosen), tiny_llama().base_model)
