@@ -200,7 +200,7 @@ def test_nothing_can_be_drawn_from_nothing():
         make_index().draw(1)
 
 
-# --- which branch (T21) and which prompt (T23) ------------------------------------------------------------------------
+# --- which branch and which prompt ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
@@ -356,7 +356,7 @@ def test_a_users_sampler_sees_of_the_queue_what_slots_can_take():
     assert prompts(index.draw(1)) == ["a", "c"]
 
 
-# --- which responses (T22, T26) ---------------------------------------------------------------------------------------
+# --- which responses --------------------------------------------------------------------------------------------------
 
 REWARDS = {"0/0/0": 0.0, "0/0/1": 0.5, "0/0/2": 1.0, "0/0/3": 2.0}
 
@@ -417,7 +417,7 @@ def test_fewer_recent_responses_than_wanted_are_repeated_rather_than_mixed_with_
     assert {draw.trajectory_id for draw in index.draw(1)} == {"0/1/0", "0/1/1"}
 
 
-# --- equal content and capacity (T24) ---------------------------------------------------------------------------------
+# --- equal content and capacity ---------------------------------------------------------------------------------------
 
 
 def test_equal_content_is_there_once_as_its_newest_copy():
@@ -552,7 +552,7 @@ def test_what_stays_follows_from_all_that_entered_and_a_smaller_pool_holds_a_par
         gone |= {row.trajectory_id for _, row in oracle.entered} - held
 
 
-# --- age (T25) --------------------------------------------------------------------------------------------------------
+# --- age --------------------------------------------------------------------------------------------------------------
 
 
 def ages_with_period(k: int, syncs: int) -> list[list[int]]:

@@ -12,7 +12,7 @@ from tests.support.tba.redteam import encoder_folder
 TEXTS = ["12+34=46", "1", "a much longer text than the others are, which ends at last", "12+34=46?", ""]
 
 
-# --- the distance (T36) ---
+# --- the distance ---
 
 
 def test_texts_that_are_alike_have_no_distance_and_orthogonal_ones_have_1():

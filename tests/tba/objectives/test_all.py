@@ -157,7 +157,7 @@ def test_what_a_batch_lacks_is_named():
         groups_of(parameters(), toy.draw(1, 2, 1), torch.zeros(2, 1))
 
 
-# --- TBA' (T7) --------------------------------------------------------------------------------------------------------
+# --- TBA' -------------------------------------------------------------------------------------------------------------
 
 
 def test_tba_prime_without_ratio_is_trajectory_balance():
@@ -265,7 +265,7 @@ def test_what_is_set_for_a_correction_changes_the_loss_or_is_refused(name: str, 
     assert refused
 
 
-# --- REINFORCE, RLOO, GRPO (T27, T28, T33) ----------------------------------------------------------------------------
+# --- REINFORCE, RLOO, GRPO --------------------------------------------------------------------------------------------
 
 
 def test_advantages_of_the_group_methods_are_multiples_of_one_another():
@@ -378,7 +378,7 @@ def test_proximal_rloo_expects_what_rloo_does_on_policy():
     assert_close(expected(OLD_NL, unclipped), expected(None, UNCORRECTED))
 
 
-# --- corrections (T29, T34) -------------------------------------------------------------------------------------------
+# --- corrections ------------------------------------------------------------------------------------------------------
 
 
 def maximised(kind: Any, log_ratio: float, advantage: float, **chosen: Any) -> tuple[float, float]:
@@ -467,7 +467,7 @@ def test_tokens_that_do_not_count_have_no_ratio():
     assert found["ratio_cut"] == 1
 
 
-# --- Online DPO (T31) -------------------------------------------------------------------------------------------------
+# --- Online DPO -------------------------------------------------------------------------------------------------------
 
 
 def test_at_the_reference_the_preference_is_undecided():
@@ -489,7 +489,7 @@ def test_the_best_is_raised_and_the_worst_lowered_by_how_little_they_are_apart()
     assert_close(loss.advantage_PK, torch.tensor([[0, 1, -1], [0, 0, 0]]) * weight)
 
 
-# --- regressions (T11) ------------------------------------------------------------------------------------------------
+# --- regressions ------------------------------------------------------------------------------------------------------
 
 
 def flat(logits_N: Tensor, anchor_N: Tensor, reward_N: Tensor) -> Groups:

@@ -42,7 +42,7 @@ def rows_of(*tensors_PKT: Tensor) -> Any:
     return zip(*([row[mask] for row, mask in zip(it.flatten(0, 1), masks_BT, strict=True)] for it in tensors_PKT))  # noqa: B905
 
 
-# --- generalised advantages (T30) -------------------------------------------------------------------------------------
+# --- generalised advantages -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("discount", "decay"), [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (0.7, 0.0), (0.0, 1.0)])
@@ -141,7 +141,7 @@ def test_the_reward_comes_with_the_last_token_that_counts_and_the_penalty_with_e
         assert_close(row_T.sum(), reward if counted else torch.tensor(0.0, dtype=torch.float64))
 
 
-# --- whitening and the losses (T29, T30) ------------------------------------------------------------------------------
+# --- whitening and the losses -----------------------------------------------------------------------------------------
 
 
 @hypothesis_settings(max_examples=50, deadline=None)

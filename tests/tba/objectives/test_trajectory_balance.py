@@ -34,7 +34,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> 
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-# --- The target (T1) ---
+# --- The target ---
 
 
 @settings(max_examples=50, deadline=None)
@@ -71,7 +71,7 @@ def test_at_the_tilted_reference_any_reward_is_balanced():
     assert_close(loss.log_z_P, torch.logsumexp(REF_N + reward_N / BETA, dim=0)[None])
 
 
-# --- The gradient of one batch (T2, T3, T8) ---
+# --- The gradient of one batch ---
 
 
 def test_gradient_is_reinforce_with_the_group_mean_as_baseline():
@@ -116,7 +116,7 @@ def test_leaving_one_out_multiplies_residuals_and_gradient(k):
     assert_close(left_out.residual_PK, f_PK - others)
 
 
-# --- Expectations (T4, T5): a flat softmax over few outcomes, all groups enumerated ---
+# --- Expectations: a flat softmax over few outcomes, all groups enumerated ---
 
 
 def flat_problem(outcomes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,7 +170,7 @@ def test_drawn_without_replacement_the_loss_is_the_sample_variance():
     assert_close(loss, 2 / 3 * f_N.var(correction=1), tolerance=1e-13)
 
 
-# --- Invariances (T6, T9) ---
+# --- Invariances ---
 
 
 @settings(max_examples=30, deadline=None)

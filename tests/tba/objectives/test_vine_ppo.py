@@ -1,4 +1,4 @@
-"""VinePPO (T32): advantages of steps from the values between steps, and a learner that uses stored values."""
+"""VinePPO: advantages of steps from the values between steps, and a learner that uses stored values."""
 # Shapes: P prompts, K responses per prompt, T tokens, N sequences of the toy of L tokens, R its prefixes.
 
 from dataclasses import replace
@@ -40,7 +40,7 @@ def advantages(batch: Batch) -> Tensor:
     return batch.step_next_BT - batch.step_value_BT
 
 
-# --- from what is stored to advantages (T32) --------------------------------------------------------------------------
+# --- from what is stored to advantages --------------------------------------------------------------------------------
 
 
 @st.composite

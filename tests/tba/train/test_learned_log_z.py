@@ -64,7 +64,7 @@ def test_log_z_is_drawn_to_the_mean_and_the_policy_sees_it_as_a_constant():
 
 
 def test_it_converges_to_the_true_log_z_while_the_policy_does_to_the_target():
-    """The data is every sequence once, independent of the policy (T35)."""
+    """The data is every sequence once, independent of the policy."""
     logits = toy.random_logits(1).requires_grad_()  # the reference itself
     log_z_1 = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([logits, log_z_1], lr=0.02)
