@@ -63,8 +63,12 @@ def tba(
     """
     name, root = run_name(task, run), resolve.lasting(root or default_root())
     if resume or is_another_go(name, root):
-        if resume and (overrides or steps is not None or seed is not None):
-            raise ConfigError("resume: the run keeps its settings, so steps, seed and overrides must not be given")
+        changes: dict[str, Any] = {"steps": steps, "seed": seed, "overrides": overrides or None}
+        if resume and (given := [f"{name}={value!r}" for name, value in changes.items() if value is not None]):
+            raise ConfigError(
+                "resume: the run keeps its settings, so steps, seed and overrides must not be given, got "
+                f"{', '.join(given)}"
+            )
         while True:
             try:
                 # A retry keeps the number of searchers, because `tba scale` may have changed it since.

@@ -1,5 +1,6 @@
 import json
 from functools import reduce
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,17 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"search.learning_rate": 1}, "did you mean training.learning_rate?"),
         ({"step": 1}, "unknown setting 'step'; known here: "),
         ({"task": {"nmae": "x"}}, "unknown setting 'task.nmae'"),
+    ],
+)
+def test_an_unknown_setting_is_refused_by_name(change, says):
+    with pytest.raises(ConfigError) as refused:
+        preset("quickstart").replace(change)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
         ({"training.steps": 0}, "training.steps"),
         ({"training.steps": "many"}, "training.steps must be a valid integer, got 'many'"),
         ({"training.steps": 1.5}, "training.steps must be a valid integer, got 1.5"),
@@ -96,7 +108,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"training.responses_per_prompt": 1}, "training.responses_per_prompt"),
         (
             {"search.responses_per_prompt": 4},
-            "search.responses_per_prompt (S) must be >= training.responses_per_prompt",
+            "search.responses_per_prompt (S) must be >= training.responses_per_prompt (K = 8), got 4",
         ),
         ({"sampling.recent_share": 1.5}, "sampling.recent_share"),
         ({"sampling.capacity": 2}, "sampling.capacity must be >= training.responses_per_prompt"),
@@ -157,7 +169,8 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         (
             {"sync.lag": 0, "search.prompts_per_round": 127},
-            "must be >= training.prompts_per_step x sync.every (128) where sync.lag is set",
+            "search.searchers x search.prompts_per_round must be >= training.prompts_per_step x sync.every (128) where "
+            "sync.lag is set, or steps would repeat the prompts of a round, got 127",
         ),
         (
             {"sync.lag": 5, "search.prompts_per_round": 128, "sync.keep_versions": 6},
@@ -230,7 +243,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         ({"evaluation.top_p": 1.5}, "evaluation.top_p must be less than or equal to 1, got 1.5"),
         ({"evaluation.pass_at": [1, 0]}, "evaluation.pass_at.1 must be greater than or equal to 1, got 0"),
-        ({"evaluation.pass_at": [1, "x"]}, "evaluation.pass_at.1"),
+        ({"evaluation.pass_at": [1, "x"]}, "evaluation.pass_at.1 must be a valid integer, got 'x'"),
         ({"evaluation.pass_at": "1,4"}, "evaluation.pass_at must be a list, such as [1,4], got '1,4'"),
         ({"evaluation.pass_at": [1, 8]}, "evaluation.pass_at must be at most evaluation.samples (4), got [1, 8]"),
         ({"evaluation.pass_at": [2, 2]}, "evaluation.pass_at must not repeat a number, got [2, 2]"),
@@ -265,7 +278,11 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             {"objective.log_z_learning_rate": 0.1},
             "objective.log_z_learning_rate does not apply where objective.log_z is 'group', got 0.1",
         ),
-        ({"training.warmup_steps": 0, "training.stable_steps": 0, "training.decay_steps": 0}, "training.schedule"),
+        (
+            {"training.warmup_steps": 0, "training.stable_steps": 0, "training.decay_steps": 0},
+            "training.steps must be <= 0, where training.schedule 'warmup-stable-decay' ends (warmup_steps 0 + "
+            "stable_steps 0 + decay_steps 0), or the learning rate would be 0 in the steps after it, got 400",
+        ),
         (
             {"training.steps": 1000, "training.stable_steps": 190},
             "training.steps must be <= 400, where training.schedule 'warmup-stable-decay' ends",
@@ -286,7 +303,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         (
             {"search.rounds_per_version": 1, "search.initial_fill": 100_000},
             "search.responses_per_prompt must be >= search.initial_fill (100000), or the first step would never come, "
-            "got",
+            "got 512",
         ),
         ({"search.initial_fill": 255}, "search.initial_fill must be >= training.prompts_per_step x"),
         ({"sync.every": 10_000}, "sync.every must be <= training.steps"),
@@ -300,10 +317,14 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"seed": 2**63}, "seed"),
     ],
 )
-def test_a_bad_setting_is_refused_by_name(change, says):
+def test_a_bad_value_is_refused_with_the_name_of_its_setting(change, says):
+    """The message names the setting and the value. `says` holds both if it contains "got"."""
     with pytest.raises(ConfigError) as refused:
         preset("quickstart").replace(change)
-    assert says in str(refused.value)
+    message = str(refused.value)
+    assert says in message
+    named = [f"got {value!r}" in message for key, value in change.items() if message.startswith(f"{key} ")]
+    assert "got " in says or named == [True]
 
 
 @pytest.mark.parametrize("given", [[1, 4], (1, 4)])
@@ -314,9 +335,11 @@ def test_several_numbers_can_be_given(given):
     assert config.replace({"evaluation.pass_at": []}) == preset("quickstart")
 
 
-@pytest.mark.parametrize("plain", ["not json", None, [], "[1]"])
-def test_what_is_no_settings_at_all_is_refused(plain):
-    with pytest.raises(ConfigError, match="the settings"):
+@pytest.mark.parametrize(
+    ("plain", "got"), [("not json", "'not json'"), (None, "None"), ([], r"\[\]"), ("[1]", r"\[1\]")]
+)
+def test_what_is_no_settings_at_all_is_refused(plain: Any, got: str):
+    with pytest.raises(ConfigError, match=f"^the settings.*, got {got}$"):
         parse(plain)
 
 
@@ -475,7 +498,7 @@ def test_options_belong_to_the_class_that_takes_them():
     assert custom.replace({"engine.name": "a:C"}).engine == CustomEngine(name="a:C")
     assert custom.replace({"engine.name": "auto"}).engine == VLLMEngine()
     for wrong in ("a..b:C", ".:C", "a:b:c"):
-        with pytest.raises(ConfigError, match=r"engine\.name"):
+        with pytest.raises(ConfigError, match=rf"engine\.name must .*, got {wrong!r}"):
             Config().replace({"engine.name": wrong})
 
 

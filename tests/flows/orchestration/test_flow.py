@@ -260,9 +260,11 @@ def test_the_server_refuses_parameters_that_are_out_of_range(stack: Stack, root:
 
 
 def test_a_run_that_is_resumed_keeps_its_settings_and_its_task(run: Run):
-    with pytest.raises(ConfigError, match="keeps its settings"):
+    with pytest.raises(ConfigError, match=r"resume: the run keeps its settings, .* must not be given, got steps=3"):
         tba.fn(run=run.url, resume=True, steps=3)
-    with pytest.raises(ConfigError, match="is of task 'quickstart', got 'gsm8k'"):
+    with pytest.raises(ConfigError, match=r"got seed=0, overrides={'sync\.every': 2}"):
+        tba.fn(run=run.url, resume=True, seed=0, overrides={"sync.every": 2})
+    with pytest.raises(ConfigError, match=r"task: run .* is of task 'quickstart', got 'gsm8k'"):
         tba.fn(task="gsm8k", run=run.url, resume=True)
-    with pytest.raises(ConfigError, match="name or URL"):
+    with pytest.raises(ConfigError, match="run: must be the name or URL of the run to resume, got nothing"):
         tba.fn(resume=True)

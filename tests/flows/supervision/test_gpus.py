@@ -180,7 +180,7 @@ def test_more_gpus_for_a_trainer_than_there_are_are_refused_where_it_is_to_run(
     monkeypatch.setattr("flows.supervision.gpus.nvidia_devices", lambda: ["a", "b"])
     with pytest.raises(ConfigError, match=r"training\.ranks: roles may use 2 GPUs .*, got 3"):
         resolve.resolve("quickstart", {"training.ranks": 3})
-    with pytest.raises(ConfigError, match=r"training\.ranks"):
+    with pytest.raises(ConfigError, match=r"training\.ranks: roles may use 2 GPUs .*, got 3"):
         local_launcher(run, config, generates=False)
     assert local_launcher(run, config, trains=False).devices.uuids == ["a", "b"]  # a machine for searchers alone
 
@@ -249,12 +249,12 @@ def test_more_gpus_for_an_engine_than_there_are_are_refused_before_anything_star
         said = capsys.readouterr().err
         assert "error: engine.tensor_parallel: roles may use 2 GPUs of" in said and "got 3" in said
     assert not Path(root).exists()
-    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel"):
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: roles may use 2 GPUs .*, got 3"):
         local_launcher(run, preset("quickstart").replace(wide))
     local_launcher(run, preset("quickstart").replace(wide), generates=False)  # as on a machine for trainers alone
     assert resolve.resolve("quickstart", wide, runs_here=False).engine.tensor_parallel == 3
     assert usable(resolve.resolve("quickstart", {"engine.tensor_parallel": 2}), 2) == ["a", "b"]
-    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: roles may use 0 GPUs"):
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: roles may use 0 GPUs .*, got 2"):
         usable(Config().replace({"model.device": "cpu"}), 2)
 
 

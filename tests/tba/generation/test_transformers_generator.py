@@ -139,7 +139,7 @@ def test_logps_are_those_of_the_tempered_model_before_top_p_cuts_it(tmp_path, na
 
 def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path):
     folder = make_folder(tmp_path, MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, **SIZES, **TOKENS))
-    with pytest.raises(ConfigError, match="mamba"):
+    with pytest.raises(ConfigError, match=r"model\.path: cannot generate with mamba: its cache has layers of type"):
         TransformersGenerator(device="cpu").adopt(folder, V0)
 
 
@@ -506,7 +506,7 @@ def test_a_folder_that_is_removed_while_a_model_is_made_of_it_is_missing(tmp_pat
 
 
 def test_a_generator_without_weights_says_so():
-    with pytest.raises(ConfigError, match="adopted"):
+    with pytest.raises(ConfigError, match=r"no version has been adopted yet, .* call adopt\(\)"):
         generate(TransformersGenerator(), make_prompts(["1"]), [[1]], temperature=1.0)
 
 
