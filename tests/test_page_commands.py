@@ -148,7 +148,7 @@ EXCUSES = [
     Excuse("python -m benchmarks", "it measures for minutes to days, and writes into the repository", has_its_options),
     Excuse(
         "python -m flows.stack",
-        "tests/flows/orchestration/test_stack.py starts one",
+        "tests/flows/orchestration/test_local_server.py starts one",
         lambda words: has_its_options([*words[:2], "flows.orchestration.local_server", *words[3:]]),
     ),
     Excuse("prefect deployment run", "tests/flows run deployments on a server of their own", is_a_deployment),
