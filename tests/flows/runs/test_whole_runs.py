@@ -47,8 +47,8 @@ from tests.support.flows.live_roles import (
     upload,
 )
 from tests.support.models.families import FAMILIES, family_folder
+from tests.support.original_data import original_data
 from tests.support.sampled_parameters import sampled
-from tests.tba.tasks.test_gsm8k import data_folder
 
 
 @pytest.fixture(scope="module")
@@ -559,7 +559,7 @@ def test_gsm8k_runs_with_a_rule_and_a_template_of_choice(policy, tmp_path):
 
 
 def test_gsm8k_takes_the_original_data_whole(policy, tmp_path):
-    folder = data_folder()
+    folder = original_data("gsm8k")
     run = create.start(gsm8k(policy, folder / "train.jsonl", folder / "test.jsonl"), str(tmp_path), "original")
     config = parse(run.config)
     prompt_intake.store_prompts(

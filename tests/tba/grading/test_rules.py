@@ -6,22 +6,19 @@ import re
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from tba.tasks.registry import grade, rules
+from tests.support.original_data import original_data
 from tests.support.sampled_parameters import sampled
 
 RULES = ("math-verify", "minerva", "prm800k", "boxed")
 
 
 def golds() -> list[str]:
-    """Return the answers of MATH-500, from `shared/data/math500` beside a parent folder of this file."""
-    for parent in Path(__file__).resolve().parents:
-        if (file := parent / "shared" / "data" / "math500" / "test.jsonl").is_file():
-            return [json.loads(line)["answer"] for line in file.read_text().splitlines()]
-    pytest.skip("the original MATH-500 file is not here: shared/data/math500/test.jsonl")
+    """Return the answers of MATH-500."""
+    return [json.loads(line)["answer"] for line in original_data("math500/test.jsonl").read_text().splitlines()]
 
 
 def graded(response: str, answer: str) -> tuple[float, ...]:

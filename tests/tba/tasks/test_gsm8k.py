@@ -1,6 +1,5 @@
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -8,6 +7,7 @@ from benchmarks.harness.tiny_models import tiny_tokenizer
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
 from tba.tasks.registry import get_task, grade, rules
+from tests.support.original_data import original_data
 
 ROWS = [
     {"question": "Two and two?", "answer": "Count.\n#### 4"},
@@ -17,16 +17,8 @@ ROWS = [
 RULES = ("last-number", "after-hashes", "strict-hashes")
 
 
-def data_folder() -> Path:
-    """Return `shared/data/gsm8k` beside a parent folder of this file, with the original files."""
-    for parent in Path(__file__).resolve().parents:
-        if (folder := parent / "shared" / "data" / "gsm8k").is_dir():
-            return folder
-    pytest.skip("the original GSM8K files are not here: shared/data/gsm8k with train.jsonl and test.jsonl")
-
-
 def rows(split: str) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (data_folder() / f"{split}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (original_data("gsm8k") / f"{split}.jsonl").read_text().splitlines()]
 
 
 def gold(row: dict[str, str]) -> str:

@@ -14,6 +14,7 @@ from tba.presets import preset
 from tba.tasks.math500 import listed
 from tba.tasks.registry import get_task, grade
 from tba.types import Response, Version
+from tests.support.original_data import original_data
 
 ROWS = [
     {"problem": "What is two and two?", "answer": "4", "level": 1, "subject": "Prealgebra", "unique_id": "x"},
@@ -23,16 +24,8 @@ ROWS = [
 REQUEST = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
-def math500() -> Path:
-    """Return `shared/data/math500` beside a parent folder of this file, with the original file."""
-    for parent in Path(__file__).resolve().parents:
-        if (file := parent / "shared" / "data" / "math500" / "test.jsonl").is_file():
-            return file
-    pytest.skip("the original MATH-500 file is not here: shared/data/math500/test.jsonl")
-
-
 def held_out() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in math500().read_text().splitlines()]
+    return [json.loads(line) for line in original_data("math500/test.jsonl").read_text().splitlines()]
 
 
 def tokenizer(template: str | None = None) -> Any:
@@ -108,7 +101,7 @@ def test_a_malformed_row_is_named_with_its_field(row: dict[str, object], says: s
 
 
 def test_the_fingerprints_are_those_of_math_500_and_no_copy_of_it():
-    with math500().open() as lines:
+    with original_data("math500/test.jsonl").open() as lines:
         made = listed(lines)
     shipped = Path(listed.__code__.co_filename).with_name("math500.txt").read_text()
     assert shipped == made
