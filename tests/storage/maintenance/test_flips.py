@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.flips import __main__ as flips
-from benchmarks.flips.__main__ import FINDINGS, Subject
+from benchmarks.flips import judging
 from benchmarks.flips.damage import REMOVALS, Damage, kind_of, parquet_parts, plan_damage
+from benchmarks.flips.judging import FINDINGS, Subject
 from benchmarks.flips.small_run import make_runs
 from storage import layout
 from storage.maintenance.check import Findings, Problem
@@ -73,7 +73,7 @@ def other_byte(subject: Subject, run: str, key: str, text: bytes) -> Damage:
 
 
 def say_of_every_run(monkeypatch: pytest.MonkeyPatch, *problems: Problem) -> None:
-    monkeypatch.setattr(flips, "check", lambda run: Findings(run.name, problems=[*problems]))
+    monkeypatch.setattr(judging, "check", lambda run: Findings(run.name, problems=[*problems]))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_problem_is_about_an_object_or_about_another(subject: Subject, monkeyp
 
 def test_an_error_that_is_none_of_ours_is_a_finding(subject: Subject, monkeypatch: pytest.MonkeyPatch):
     before = contents(subject)
-    monkeypatch.setattr(flips, "check", lambda run: {}["nothing"])
+    monkeypatch.setattr(judging, "check", lambda run: {}["nothing"])
     judged = subject.judge(other_byte(subject, "whole", layout.lease("trainer"), b"stopped"))
     assert (judged.verdict, "KeyError" in judged.reasons[0]) == ("crashed", True)
     assert contents(subject) == before
