@@ -22,6 +22,7 @@ from benchmarks.harness import servers
 from benchmarks.harness.servers import Server
 from storage.objects.open_store import open_store
 from storage.objects.store import Store
+from storage.queries import mirror
 from storage.runs.run import Run
 from tests.support import browser as browsers
 from tests.support import worker_groups
@@ -115,10 +116,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own_cache(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use an empty cache. The shared cache may have the same content under the same name, from other tests."""
+    if "root" in request.fixturenames:
+        request.getfixturevalue("root")  # which chooses the shared cache
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def short_pauses(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the shared cache, and hardly wait before a new attempt at a snapshot of a run."""
+    monkeypatch.setenv("TBA_CACHE", str(cache))
+    monkeypatch.setattr(mirror, "PAUSES", (0.0, 0.01))
 
 
 @pytest.fixture(params=STORES)

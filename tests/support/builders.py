@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from storage.log.schema import VERSIONS
 from tba.fetched import Fetched, Lists
-from tba.types import Prompt, Trajectory, Version
+from tba.types import Prompt, Response, Trajectory, Version
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 345678, tzinfo=UTC)
 
@@ -105,3 +105,7 @@ def rows_in(lists: Lists | None) -> list[tuple]:
     assert lists is not None
     ends = zip(np.cumsum(lists.lengths_B).tolist(), lists.lengths_B.tolist(), strict=True)
     return [tuple(lists.elements_N[end - length : end].tolist()) for end, length in ends]
+
+
+def tokens_of(groups: list[list[Response]]) -> list[list[tuple[int, ...]]]:
+    return [[response.tokens for response in group] for group in groups]

@@ -12,14 +12,16 @@ from flows.pages.markdown import last_scores, markdown
 from flows.queries import query_process
 from storage import layout
 from storage.local_files import remembered_reads
-from storage.queries import difficulty, mirror
+from storage.queries import difficulty
 from storage.runs.run import Run
 from tba.types import Version
-from tests.support.faults.object_damage import DAMAGES, HOLDING, MAY_BE_GONE, flip, path_of
+from tests.support.faults.object_damage import DAMAGES, HOLDING, MAY_BE_GONE, flip
 from tests.support.faults.rewriting import with_digest
 from tests.support.sampled_parameters import sampled
+from tests.support.storage.stored_objects import path_of
 from tests.support.storage.synthetic import PROMPTS, STEPS, copy_run, make_run, prune_version
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
 READ_BY_RUNS = (layout.attempt(2), layout.evaluation(Version(2, 1)))
 
 
@@ -36,12 +38,6 @@ def whole(finished: Run, tmp_path: Path) -> Run:
     """Return a copy that a test may change, in a root where `tba runs` finds it."""
     (tmp_path / "runs").mkdir()
     return copy_run(finished, tmp_path / "runs")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TBA_CACHE", str(cache))
-    monkeypatch.setattr(mirror, "PAUSES", (0.0, 0.01))
 
 
 HOW = ("cut", "a list", "removed")

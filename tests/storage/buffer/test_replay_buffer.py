@@ -29,6 +29,7 @@ from tests.support.faults.rewriting import with_digest
 from tests.support.storage import indexes
 from tests.support.storage.indexes import Sections, make_eligibility, oracle_rows
 from tests.support.storage.oracle import Oracle
+from tests.support.storage.stored_objects import overwrite
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -473,11 +474,6 @@ def test_an_object_with_another_name_is_refused_by_name(run: Run):
 
 
 # --- records are facts ------------------------------------------------------------------------------------------------
-
-
-def overwrite(run: Run, key: str, data: bytes) -> None:
-    run.store.delete(key)
-    run.store.create(key, data)
 
 
 @on_disk

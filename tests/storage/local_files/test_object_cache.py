@@ -7,10 +7,7 @@ import pytest
 from storage.local_files.object_cache import Copies
 from storage.local_files.shared_cache import cache_folder
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TBA_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def digest(data: bytes) -> str:

@@ -18,11 +18,7 @@ from storage.objects.open_store import open_store
 from tba.errors import DeadlinePassed, Missing, StorageError
 from tests.conftest import s3_root
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def whole(copy: Path) -> bool:

@@ -21,6 +21,7 @@ from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 from tba.types import Trajectory
 from tests.support.builders import make_shard, make_trajectory, rows_in, rows_of
+from tests.support.storage.stored_objects import overwrite
 from tests.support.stores import only_s3
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -90,11 +91,6 @@ def as_found(run: Run, key: str, rows: int) -> Shard:
 
 def make_payloads(run: Run, *, memory_bytes: int = 1 << 30, disk_bytes: int = 1 << 30) -> Payloads:
     return Payloads(run, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
-
-
-def overwrite(run: Run, key: str, data: bytes) -> None:
-    run.store.delete(key)
-    run.store.create(key, data)
 
 
 # --- what is fetched is what was stored -------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tests.support.builders import make_shard
 from tests.support.faults.rewriting import describe_again, replace_text, rewrite, with_digest
 from tests.support.storage.compacted import replayed, save_checkpoint
 from tests.support.storage.indexes import make_eligibility
+from tests.support.storage.stored_objects import path_of
 from tests.support.storage.synthetic import (
     LAST_SYNC,
     PROMPTS,
@@ -58,12 +59,6 @@ def whole(finished: Run, tmp_path: Path) -> Run:
 def parent(finished: Run, tmp_path: Path) -> Run:
     """Return a copy in a root of its own, in which forks can be made."""
     return copy_run(finished, tmp_path / "runs")
-
-
-def path_of(run: Run, key: str) -> Path:
-    path = run.store.local_path(key)
-    assert path is not None
-    return path
 
 
 def rewrite_json(run: Run, key: str, **changes: Any) -> None:

@@ -23,13 +23,15 @@ from storage.queries import mirror
 from storage.queries.file_comparison import verify
 from storage.runs.run import Run
 from tba.types import Version
-from tests.support.faults.object_damage import DAMAGES, HOLDING, MAY_BE_GONE, flip, path_of
+from tests.support.faults.object_damage import DAMAGES, HOLDING, MAY_BE_GONE, flip
 from tests.support.faults.rewriting import with_digest
 from tests.support.sampled_parameters import sampled
+from tests.support.storage.stored_objects import path_of
 from tests.support.storage.synthetic import LAST_SYNC, S, copy_run, make_live_run, make_run, prune_version
 from tests.support.storage.synthetic_forks import fork, go_on
 from tests.support.storage.view_names import VIEWS
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
 PRUNED = (Version(1, 1), Version(3, 1))
 
 
@@ -52,12 +54,6 @@ def before(finished: Run) -> dict[str, int]:
 @pytest.fixture
 def whole(finished: Run, tmp_path: Path) -> Run:
     return copy_run(finished, tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TBA_CACHE", str(cache))
-    monkeypatch.setattr(mirror, "PAUSES", (0.0, 0.01))
 
 
 def counts(con: duckdb.DuckDBPyConnection) -> dict[str, int]:

@@ -36,6 +36,7 @@ from tba.types import Version
 from tests.support.builders import make_shard
 from tests.support.faults.rewriting import with_digest
 from tests.support.sampled_parameters import sampled
+from tests.support.storage.stored_objects import path_of
 from tests.support.storage.synthetic import (
     EVERY,
     PROMPTS,
@@ -84,12 +85,6 @@ def con(finished: Run) -> duckdb.DuckDBPyConnection:
 
 def rows(con: duckdb.DuckDBPyConnection, query: str) -> list:
     return con.execute(query).fetchall()
-
-
-def path_of(run: Run, key: str) -> Path:
-    path = run.store.local_path(key)
-    assert path is not None
-    return path
 
 
 def columns(con: duckdb.DuckDBPyConnection, view: str) -> list[str]:

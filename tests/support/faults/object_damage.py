@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from storage import layout
-from storage.runs.run import Run
 from tba.types import Version
 from tests.support.storage.synthetic import EVERY, B, K, S
 
@@ -43,12 +42,6 @@ DAMAGES: dict[str, Callable[[Path, Path | None], Any]] = {
     "another": lambda path, other: other and shutil.copyfile(other, path),
     "removed": lambda path, _: path.unlink(),
 }
-
-
-def path_of(run: Run, key: str) -> Path:
-    path = run.store.local_path(key)
-    assert path is not None
-    return path
 
 
 def flip(path: Path, place: int) -> None:

@@ -31,6 +31,7 @@ from tba.generation.token_choice import choose, uniforms
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
+from tests.support.builders import tokens_of
 
 V0, V1 = Version(0, 1), Version(1, 1)
 SIZES: dict[str, Any] = {"vocab_size": len(CHARACTERS) + 3, "initializer_range": 0.3}
@@ -79,10 +80,6 @@ def alone(folder: Path) -> TransformersGenerator:
 def make_prompts(texts: list[str]) -> list[Prompt]:
     tokenizer = tiny_tokenizer()
     return [Prompt(prompt_id=t, text=t, tokens=tuple(tokenizer(t).input_ids)) for t in texts]
-
-
-def tokens_of(groups: list[list[Response]]) -> list[list[tuple[int, ...]]]:
-    return [[response.tokens for response in group] for group in groups]
 
 
 @pytest.fixture(scope="module")

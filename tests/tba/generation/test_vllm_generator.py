@@ -24,6 +24,7 @@ from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
+from tests.support.builders import tokens_of
 from tests.support.models.families import FAMILIES, family_folder
 from tests.support.models.vllm_examples import prompts_of
 from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
@@ -79,10 +80,6 @@ def test_what_vllm_would_serve_as_another_model_is_refused_before_an_engine_star
 PROMPTS = prompts_of(TEXTS)
 SEEDS = [[100 * i + j for j in range(6)] for i in range(len(PROMPTS))]
 LIMITS = [LIMIT] * len(PROMPTS)
-
-
-def tokens_of(groups: list[list[Response]]) -> list[list[tuple[int, ...]]]:
-    return [[response.tokens for response in group] for group in groups]
 
 
 def distance(folder: Path, prompts: list[Prompt], groups: list[list[Response]], *, temperature: float) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.harness import toy
 from tba.objectives import Loss, trajectory_balance
+from tests.support.tba.objective_examples import assert_close, parameters
 
 BETA = 0.5
 REF_N = toy.sequence_logps(toy.random_logits(seed=1))
@@ -24,14 +25,6 @@ def loss_of(logits: Tensor, chosen_PK: Tensor, reward_PK: Tensor, **options) -> 
 
 def gradient(value: Tensor, parameters: Tensor) -> Tensor:
     return torch.autograd.grad(value, parameters, retain_graph=True)[0]
-
-
-def parameters(seed: int) -> Tensor:
-    return toy.random_logits(seed).requires_grad_()
-
-
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- The target ---

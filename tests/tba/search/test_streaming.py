@@ -20,14 +20,9 @@ from tba.search.searcher import Searcher
 from tba.types import Prompt, Request, Response, Trajectory, Version
 from tests.support.tba.searchers import searcher_config
 
+pytestmark = pytest.mark.usefixtures("looks_take_no_time")
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 SIZE = 3
-
-
-@pytest.fixture(autouse=True)
-def looks_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let looks end at once. Real looks are tested in tests/tba/search/test_version_watcher.py."""
-    monkeypatch.setattr("tba.search.version_watcher.Background", fakes.AtOnce)
 
 
 class Slow(fakes.Generator):
