@@ -27,10 +27,10 @@ from tba.errors import ConfigError
 from tba.types import Version
 from tests.support.flows.killed_runs import kill, role, rows, stored
 from tests.support.flows.live_roles import live, settings
-from tests.support.flows.roles import until
 from tests.support.storage.indexes import drawable
 from tests.support.storage.oracle import Oracle, Row
 from tests.support.storage.synthetic import EVERY, B, K, S, SyntheticRun, make_live_run, make_run
+from tests.support.waiting import until
 
 STEPS, CAPACITY = 20, 4
 

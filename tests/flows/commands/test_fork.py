@@ -38,9 +38,9 @@ from tba.types import Version
 from tests.support.faults.rewriting import describe_again
 from tests.support.flows.killed_runs import kill, role, rows, stored
 from tests.support.flows.live_roles import live, settings
-from tests.support.flows.roles import until
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import SyntheticRun, copy_run, make_run
+from tests.support.waiting import until
 
 STEPS, EVERY = 24, 2
 

@@ -34,10 +34,11 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Version
 from tests.conftest import s3_root
 from tests.support.flows.closeness import response
-from tests.support.flows.command_line import lease_at, opened, tba, until
+from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba
 from tests.support.flows.killed_runs import rows
 from tests.support.flows.live_roles import live, settings
 from tests.support.flows.roles import TINY
+from tests.support.waiting import until
 
 STEPS, K = 8, 4
 DRAWN = "select distinct d.trajectory_id from draws d, trajectories t"
@@ -130,14 +131,14 @@ def test_a_run_without_searchers_learns_from_imports_some_of_which_come_while_it
     given_settings = [f"{key}={value}" for key, value in changes.items()]
     going = tba("run", "quickstart", "--root", root, "--name", "r", "--set", *given_settings, log=log)
     try:
-        run = until(lambda: opened(f"{root}/runs/r"), "the run was not created", log)
-        until(lambda: Versions(run).complete(), "there is no version 0", log)
+        run = until(lambda: opened(f"{root}/runs/r"), "the run is created", DEADLINE, log=log)
+        until(lambda: Versions(run).complete(), "there is a version 0", DEADLINE, log=log)
         imported(run, written(tmp_path / "a.jsonl", given(run)), capsys=capsys)
-        until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log)
+        until(lambda: lease_at(run, "trainer", step=4), "the trainer takes four steps", DEADLINE, log=log)
         newest = Versions(run).complete()[-1].number
         imported(run, written(tmp_path / "b.jsonl", given(run, first=6)), "--version", str(newest), capsys=capsys)
         drawn = f"{DRAWN} where d.trajectory_id = t.trajectory_id and version_start = {newest}"
-        until(lambda: rows(run, drawn), "nothing of the second import was drawn", log)
+        until(lambda: rows(run, drawn), "a row of the second import is drawn", DEADLINE, log=log)
         assert main(["stop", run.url]) == 0 and going.wait(60) != 0
     finally:
         going.terminate()

@@ -16,10 +16,11 @@ from storage.runs.held_lease import HeldLease
 from storage.runs.leases import read_leases
 from storage.runs.run import Run
 from tba.errors import Stopped
-from tests.support.flows.roles import at_work, behave, end_roles, is_running, until
+from tests.support.flows.roles import at_work, behave, end_roles, is_running
 from tests.support.flows.supervised import ROLES, Supervised, make_run
 from tests.support.storage.synthetic import make_live_run
 from tests.support.storage.synthetic import make_run as make_finished_run
+from tests.support.waiting import until
 
 
 @pytest.fixture

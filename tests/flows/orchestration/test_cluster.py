@@ -23,7 +23,8 @@ from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
 from tests.support.flows.prefect_flow import ROLES, Flow
-from tests.support.flows.roles import HELD_ROLE, LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
+from tests.support.flows.roles import HELD_ROLE, LIMITS, TINY, at_work, behave, end_roles, finish, is_running
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 STEPS = 40

@@ -29,8 +29,9 @@ from tba.errors import ConfigError
 from tba.presets import preset
 from tests.conftest import s3_root
 from tests.support.flows.prefect_flow import OVERRIDES, ROLES, Flow
-from tests.support.flows.roles import LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
+from tests.support.flows.roles import LIMITS, TINY, at_work, behave, end_roles, finish, is_running
 from tests.support.storage.wandb_files import history
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 STEPS = 40

@@ -24,8 +24,9 @@ from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
 from tests.support.builders import from_table, make_shard, rows_in, rows_of
 from tests.support.faults.rewriting import replace_text, with_digest
-from tests.support.flows.roles import is_running, until
+from tests.support.flows.roles import is_running
 from tests.support.storage.synthetic import EVERY, PROMPTS, make_config
+from tests.support.waiting import until
 
 RESPONSES = [0.0, 0.5, 1.0]
 

@@ -11,8 +11,9 @@ import storage
 from benchmarks.harness.tiny_models import tiny_folder
 from storage.runs.leases import read_leases
 from storage.runs.run import Run
-from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba, until
+from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba
 from tests.support.flows.roles import TINY
+from tests.support.waiting import until
 
 STEPS = 36
 ROLES = ("searcher-000", "evaluator", "trainer")
@@ -36,11 +37,11 @@ def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_pa
     log, policy = tmp_path / "tba.log", tiny_folder(tmp_path / "policy")
     first = tba("run", "quickstart", "--root", root, "--name", "r", "--steps", str(STEPS), *settings(policy), log=log)
     url = f"{root}/runs/r"
-    run = until(lambda: opened(url), "the run was not created", log)
-    trainer = until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log)
+    run = until(lambda: opened(url), "the run is created", DEADLINE, log=log)
+    trainer = until(lambda: lease_at(run, "trainer", step=4), "the trainer takes four steps", DEADLINE, log=log)
     for role in ROLES:
-        os.kill(until(lambda role=role: lease_at(run, role), f"no {role}", log).pid, signal.SIGKILL)
-    until(lambda: lease_at(run, "trainer", step=8, life=2), "the trainer was not started again", log)
+        os.kill(until(lambda role=role: lease_at(run, role), f"{role} starts", DEADLINE, log=log).pid, signal.SIGKILL)
+    until(lambda: lease_at(run, "trainer", step=8, life=2), "the trainer starts again and learns", DEADLINE, log=log)
     first.kill()
     first.wait()
     resumed = tba("resume", url, log=log)

@@ -15,7 +15,7 @@ from storage.runs.control import change_state
 from storage.runs.run import Run
 from tests.support.flows.killed_runs import RoleProcess, kill, role, rows, stored
 from tests.support.flows.live_roles import settings
-from tests.support.flows.roles import until
+from tests.support.waiting import until
 
 SEARCHERS = 2
 

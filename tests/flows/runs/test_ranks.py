@@ -16,8 +16,9 @@ from flows.roles import rank
 from storage.runs.run import Run
 from tba.presets import preset
 from tba.runtime.messages import send
-from tests.support.flows.command_line import lease_at, opened, tba, until
+from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba
 from tests.support.flows.roles import TINY, is_running
+from tests.support.waiting import until
 
 STEPS = 32
 
@@ -38,15 +39,17 @@ def test_a_run_survives_the_kill_of_a_rank_and_of_a_trainer_with_ranks(root, tmp
     settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     command = ("run", "quickstart", "--root", root, "--name", "r", "--steps", str(STEPS), *settings)
     process, url = tba(*command, log=log), f"{root}/runs/r"
-    run = until(lambda: opened(url), "the run was not created", log)
-    first = until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log)
+    run = until(lambda: opened(url), "the run is created", DEADLINE, log=log)
+    first = until(lambda: lease_at(run, "trainer", step=4), "the trainer takes four steps", DEADLINE, log=log)
     (other,) = ranks_of(first.pid)
     os.kill(other, signal.SIGKILL)
-    second = until(lambda: lease_at(run, "trainer", step=12, life=2), "the trainer was not started again", log)
+    second = until(
+        lambda: lease_at(run, "trainer", step=12, life=2), "the trainer starts again and learns", DEADLINE, log=log
+    )
     assert f"rank 1 of the trainer (pid {other}) has died (SIGKILL)" in events_of(run), log.read_text()[-3000:]
     (other,) = ranks_of(second.pid)
     os.kill(second.pid, signal.SIGKILL)
-    until(lambda: not is_running(other), "the rank outlived its trainer", log)
+    until(lambda: not is_running(other), "the rank ends after its trainer", DEADLINE, log=log)
     assert process.wait(120) == 0, log.read_text()[-3000:]
     assert tba("check", url, log=log).wait(60) == 0, log.read_text()[-3000:]
     assert tba("audit", url, "--step", str(STEPS - 1), log=log).wait(120) == 0, log.read_text()[-3000:]

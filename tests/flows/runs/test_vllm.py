@@ -20,9 +20,10 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.types import Version
 from tests.support.flows.closeness import distance
-from tests.support.flows.command_line import lease_at, opened, tba, until
+from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba
 from tests.support.flows.roles import TINY
 from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
+from tests.support.waiting import until
 
 pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 8
@@ -59,14 +60,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     command = tba(
         "run", "quickstart", "--root", str(folder), "--name", "r", "--steps", str(STEPS), "--set", *changes, log=log
     )
-    run = until(lambda: opened(f"{folder}/runs/r"), "the run was not created", log)
+    run = until(lambda: opened(f"{folder}/runs/r"), "the run is created", DEADLINE, log=log)
     # Three roles load vLLM first, which takes minutes on a busy machine.
-    until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log, within=280)
-    searcher = until(lambda: lease_at(run, "searcher-000"), "no searcher", log).pid
+    until(lambda: lease_at(run, "trainer", step=4), "the trainer takes four steps", 280, log=log)
+    searcher = until(lambda: lease_at(run, "searcher-000"), "the searcher starts", DEADLINE, log=log).pid
     engine = [pid for pid in descendants(searcher) if "VLLM" in name_of(pid)]
     assert len(engine) >= (2 if ON_CPU else 1), "the engine and, on a CPU, its worker"
     os.kill(searcher, signal.SIGKILL)
-    until(lambda: not any(name_of(pid) for pid in engine), "the engine outlives its searcher", log)
+    until(lambda: not any(name_of(pid) for pid in engine), "the engine ends after its searcher", DEADLINE, log=log)
     assert command.wait(280) == 0, log.read_text()[-3000:]
     return run
 

@@ -21,8 +21,9 @@ from storage.runs.leases import Lease
 from storage.runs.run import Run
 from tba.config import AlarmsConfig
 from tba.errors import ConfigError
-from tests.support.flows.roles import at_work, behave, end_roles, finish, until
+from tests.support.flows.roles import at_work, behave, end_roles, finish
 from tests.support.flows.supervised import Supervised, make_run
+from tests.support.waiting import until
 
 SOON = 0.05  # seconds
 
@@ -137,7 +138,7 @@ def test_silence_is_told_everywhere_while_it_lasts_and_when_it_is_over(
     shown = capsys.readouterr().out
     assert "! disk-filling" in shown and "! role-late: searcher-001" in shown
     behave(run, "searcher-001", "work")
-    until(lambda: any(event.severity == "info" for event in supervised.said("role-late", "searcher-001")), seconds=30)
+    until(lambda: any(event.severity == "info" for event in supervised.said("role-late", "searcher-001")), within=30)
     finish(run)
     assert supervised.ended() is None
 

@@ -24,7 +24,8 @@ from storage.runs.run import Run
 from tba.config import Config, VLLMEngine
 from tba.errors import ConfigError, RunFailed
 from tba.presets import preset
-from tests.support.flows.roles import LIMITS, at_work, end_roles, script, until
+from tests.support.flows.roles import LIMITS, at_work, end_roles, script
+from tests.support.waiting import until
 
 HOLD = "import time; print('held', flush=True); time.sleep(60)"
 ENTER = """

@@ -24,8 +24,9 @@ from storage.runs.run import Run
 from tba.config import LimitsConfig, parse
 from tba.errors import Stopped
 from tests.support.flows.leases_seen import Clock, seen
-from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, is_running, script, until
+from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, is_running, script
 from tests.support.flows.supervised import ROLES, Supervised, make_run
+from tests.support.waiting import until
 
 LONG = 300.0  # seconds that a role says it needs, more than any test takes
 GRACE = 2.0  # seconds in which a role stops also on a busy machine

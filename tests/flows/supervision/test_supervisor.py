@@ -24,9 +24,10 @@ from storage.runs.events import read_events
 from storage.runs.leases import Lease, read_leases
 from storage.runs.run import Run
 from tba.errors import Damaged, RunFailed, Stopped, StorageError, Superseded
-from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
+from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, works
 from tests.support.flows.supervised import ROLES, Supervised, make_run
 from tests.support.sampled_parameters import sampled
+from tests.support.waiting import until
 
 
 @pytest.fixture

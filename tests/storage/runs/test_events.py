@@ -13,8 +13,8 @@ from storage import layout
 from storage.runs.events import EventReader, Events, read_events
 from storage.runs.run import Run
 from tba.types import Version
-from tests.support.flows.roles import until
 from tests.support.storage.synthetic import put
+from tests.support.waiting import until
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,10 @@ from storage.runs.leases import SUPERVISOR, read_lease, read_leases, read_roles,
 from storage.runs.run import Run
 from tba.errors import Damaged, Stopped, Superseded
 from tests.conftest import s3_root
+from tests.support.waiting import until
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 EVERY = 0.05
-
-
-def eventually(condition: Callable[[], bool], *, within: float = 20.0) -> None:
-    ends = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < ends, "it never came to that"
-        time.sleep(0.01)
 
 
 def check_until(lease: HeldLease, error: type[Exception], match: str) -> None:
@@ -43,7 +36,7 @@ def check_until(lease: HeldLease, error: type[Exception], match: str) -> None:
             return True
         return False
 
-    eventually(raised)
+    until(raised)
 
 
 def counter(run: Run, role: str) -> int:
@@ -56,7 +49,7 @@ def test_a_held_lease_moves_and_tells(run: Run):
     with HeldLease(run, "trainer", every=EVERY) as held:
         assert (held.role, held.life) == ("trainer", 1)
         held.tell("learning", step=7)
-        eventually(lambda: counter(run, "trainer") >= 3)
+        until(lambda: counter(run, "trainer") >= 3)
         held.check()
         lease = read_lease(run, "trainer")
         assert lease is not None
@@ -71,7 +64,7 @@ def test_taking_over_supersedes_the_life_before(run: Run):
         assert (old.life, new.life) == (1, 2)
         check_until(old, Superseded, "trainer")
         new.tell("learning")
-        eventually(lambda: (lease := read_lease(run, "trainer")) is not None and lease.status == "learning")
+        until(lambda: (lease := read_lease(run, "trainer")) is not None and lease.status == "learning")
         new.check()
         old.close("failed")
         lease = read_lease(run, "trainer")
@@ -96,7 +89,7 @@ def test_a_run_that_is_to_stop_stops_its_roles(run: Run):
         change_state(run, desired="stop", why="enough")
         check_until(held, Stopped, "enough")
         before = counter(run, "searcher-001")
-        eventually(lambda: counter(run, "searcher-001") > before)  # still renewed while the role cleans up
+        until(lambda: counter(run, "searcher-001") > before)  # still renewed while the role cleans up
 
 
 def test_a_state_that_is_gone_wants_nothing_else_than_before(run: Run):
@@ -104,7 +97,7 @@ def test_a_state_that_is_gone_wants_nothing_else_than_before(run: Run):
     with HeldLease(run, "searcher-002", every=EVERY, index=2) as stays:
         run.store.delete(layout.STATE)
         before = counter(run, "searcher-002")
-        eventually(lambda: counter(run, "searcher-002") > before + 3)
+        until(lambda: counter(run, "searcher-002") > before + 3)
         stays.check()
         change_state(run, searchers=2)
         check_until(stays, Stopped, "searcher-002 is not wanted any more")
@@ -122,7 +115,7 @@ def test_a_searcher_that_is_one_too_many_stops_by_itself_and_no_other(run: Run):
         check_until(leaves, Stopped, "searcher-002 is not wanted any more")
         for held in (stays, trainer):
             before = counter(run, held.role)
-            eventually(lambda held=held, before=before: counter(run, held.role) > before + 1)
+            until(lambda held=held, before=before: counter(run, held.role) > before + 1)
             held.check()
 
 
@@ -188,10 +181,10 @@ def test_trouble_with_the_store_does_not_end_a_role(moto: Server, monkeypatch: p
         with HeldLease(run, "trainer", every=EVERY, orphan_after=60.0) as held:
             asked = proxy.seen
             proxy.plan = ["busy"] * 7
-            eventually(lambda: proxy.seen > asked + 7)
+            until(lambda: proxy.seen > asked + 7)
             held.check()
             before = counter(run, "trainer")
-            eventually(lambda: counter(run, "trainer") > before)
+            until(lambda: counter(run, "trainer") > before)
 
 
 @local
@@ -300,9 +293,9 @@ def test_a_lease_that_is_damaged_while_it_is_held_is_written_again_by_its_holder
     with HeldLease(run, "trainer", every=EVERY) as held:
         held.tell("learning", step=3)
         lease_file(run).write_bytes(data)
-        eventually(lambda: readable_lease(run, "trainer") is not None and counter(run, "trainer") > 0)
+        until(lambda: readable_lease(run, "trainer") is not None and counter(run, "trainer") > 0)
         before = counter(run, "trainer")
-        eventually(lambda: counter(run, "trainer") > before)
+        until(lambda: counter(run, "trainer") > before)
         held.check()
         lease = read_lease(run, "trainer")
         assert lease is not None and (lease.life, lease.status) == (1, "learning")
@@ -332,7 +325,7 @@ def test_a_lease_that_was_put_back_to_an_older_life_is_taken_back(run: Run):
     before = lease_file(run).read_bytes()
     with HeldLease(run, "trainer", every=EVERY) as held:
         lease_file(run).write_bytes(before)
-        eventually(lambda: (lease := read_lease(run, "trainer")) is not None and lease.life == 2)
+        until(lambda: (lease := read_lease(run, "trainer")) is not None and lease.life == 2)
         held.check()
     assert len(damages(run)) == 1
 
@@ -423,7 +416,7 @@ def test_a_watcher_counts_silence_on_its_own_clock(run: Run):
     watch.observe(run)
     time.sleep(0.5)
     before = counter(run, "living")
-    eventually(lambda: counter(run, "living") > before)
+    until(lambda: counter(run, "living") > before)
     seen = watch.observe(run)
     assert seen["dead"].silent_for >= 0.5
     assert seen["living"].silent_for < seen["dead"].silent_for

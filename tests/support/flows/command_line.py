@@ -1,33 +1,18 @@
-"""Starts the command `tba` as a process, and waits for its effects."""
+"""Starts the command `tba` as a process, and looks for its effects."""
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-import pytest
 
 from storage.runs.leases import Lease, read_lease
 from storage.runs.run import Run
 
-T = TypeVar("T")
 DEADLINE = 120.0
 
 
 def tba(*arguments: str, log: Path) -> "subprocess.Popen[bytes]":
     with log.open("ab") as output:
         return subprocess.Popen([sys.executable, "-m", "flows.cli", *arguments], stdout=output, stderr=output)
-
-
-def until(found: Callable[[], T | None], what: str, log: Path, *, within: float = DEADLINE) -> T:
-    ends = time.monotonic() + within
-    while time.monotonic() < ends:
-        if result := found():
-            return result
-        time.sleep(0.1)
-    pytest.fail(f"{what} after {within:.0f} s:\n{log.read_text()[-3000:]}")
 
 
 def lease_at(run: Run, role: str, *, step: int = 0, life: int = 1) -> Lease | None:

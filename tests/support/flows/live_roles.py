@@ -1,8 +1,8 @@
 """Runs whose roles are threads in the process of a test."""
 
+import math
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.config import Config
 from tba.errors import Stopped
+from tests.support.waiting import until
 
 STEPS, EVERY = 12, 2
 SMALL = {
@@ -64,11 +65,6 @@ def live(run: Run, name: str, role: Callable[..., None], *arguments: int) -> lis
     return []
 
 
-def until(thread: threading.Thread, done: Callable[[], bool]) -> None:
-    while thread.is_alive() and not done():
-        time.sleep(0.05)
-
-
 def run_all(run: Run) -> None:
     """Run all roles until the evaluator has scored the last version."""
     ended: dict[str, list[BaseException]] = {}
@@ -83,9 +79,9 @@ def run_all(run: Run) -> None:
     }
     # Roles start one after the other: transformers loads models through state that all threads of a process share.
     threads["trainer"].start()
-    until(threads["trainer"], lambda: Versions(run).reference() is not None)
+    until(lambda: not threads["trainer"].is_alive() or Versions(run).reference() is not None, within=math.inf)
     threads["searcher-000"].start()
-    until(threads["searcher-000"], lambda: Trajectories(run).next_seq(0) > 0)
+    until(lambda: not threads["searcher-000"].is_alive() or Trajectories(run).next_seq(0) > 0, within=math.inf)
     threads["evaluator"].start()
     threads["trainer"].join()
     if ended["trainer"]:

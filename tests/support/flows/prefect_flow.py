@@ -8,7 +8,8 @@ from flows.orchestration.local_server import FINAL, Stack
 from storage import layout
 from storage.objects.open_store import open_store
 from storage.runs.run import Run
-from tests.support.flows.roles import LIMITS, until
+from tests.support.flows.roles import LIMITS
+from tests.support.waiting import until
 
 OVERRIDES = {**LIMITS, "search.searchers": 1}
 ROLES = ("trainer", "evaluator", "searcher-000")

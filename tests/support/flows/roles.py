@@ -3,14 +3,12 @@
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flows.supervision.processes import Role, process_of
 from storage.runs.leases import Lease, read_leases, readable_lease
 from storage.runs.run import Run
+from tests.support.waiting import until
 
 SCRIPT_ROLE, HELD_ROLE = (Path(__file__).with_name(name) for name in ("script_role.py", "held_role.py"))
 
@@ -43,14 +41,6 @@ def script(role: Role, run: str) -> list[str]:
     """Return the command of a script role."""
     module = "tests.support.flows.script_role"
     return [sys.executable, "-m", module, role.kind, "--run", run, "--index", str(role.index)]
-
-
-def until(condition: Callable[[], Any], what: str = "", seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"never happened: {what or condition}"
-        time.sleep(0.05)
-    return found
 
 
 def works(run: Run, role: str, life: int = 1) -> Lease | None:
