@@ -22,7 +22,7 @@ MOST_BYTES = 2 * 1024**3
 """Default of the maximum: how many bytes of files without a remembered result one `RememberedReads` reads."""
 
 _SIDE_BY_SIDE = 8  # number of files that are read at the same time
-_SETTLED = 2.0  # seconds: a file that changed so recently is not remembered, as one more change might not be noticed
+SETTLED_SECONDS = 2.0  # a file that changed so recently is not remembered, as one more change might not be noticed
 _KEPT = 30 * 24 * 3600.0  # seconds after which the results of a run are removed if no new result was added
 
 Reader = Callable[[Path], Any]
@@ -86,7 +86,7 @@ class RememberedReads:
         return known if isinstance(known, dict) and known.get("file") == _identity(about) else {}
 
     def _remember(self, kind: str, path: Path, about: os.stat_result, result: Any) -> None:
-        if time.time() - max(about.st_mtime, about.st_ctime) < _SETTLED:
+        if time.time() - max(about.st_mtime, about.st_ctime) < SETTLED_SECONDS:
             return
         self._remembered[str(path)] = {**self._known(path, about), "file": _identity(about), kind: result}
         self._new = True

@@ -14,13 +14,13 @@ from tba.errors import Damaged
 SUFFIX = ".xor.zst"
 """Suffix of the name of a difference that is stored instead of a file."""
 
-_PIECE = 2**20  # bytes
+PIECE_BYTES = 2**20
 
 
 def write(base: Path, file: Path, into: Path) -> None:
     """Write the difference between a file and a base of the same size to `into`."""
     with base.open("rb") as old, file.open("rb") as new, pa.CompressedOutputStream(str(into), "zstd") as out:
-        while piece := new.read(_PIECE):
+        while piece := new.read(PIECE_BYTES):
             out.write(_xor(piece, old.read(len(piece))))
 
 
@@ -29,7 +29,7 @@ def apply(base: Path, difference: Path, into: Path) -> None:
     decompressed or is shorter than the base. Other damage is not noticed: the caller has to compare the sha256 of the
     result."""
     with base.open("rb") as old, pa.CompressedInputStream(str(difference), "zstd") as differing, into.open("wb") as new:
-        while piece := old.read(_PIECE):
+        while piece := old.read(PIECE_BYTES):
             try:
                 change = differing.read(len(piece))
             except OSError as error:

@@ -55,12 +55,12 @@ def publish(
     `hand_over` puts the files into this machine's cache, so that processes on this machine need not fetch them. No file
     of the local folder may change afterwards. `base` is the name of a stored folder and the path of its files. The
     difference from the base is stored if that takes less than half of the bytes."""
-    files = _describe(folder)
+    files = describe_files(folder)
     if not files:
         raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
     if stored := _stored(store, prefix, files):
         return stored
-    manifest = {"files": files, "sha256": _digest(files), "created_at": records.now(), **extra}
+    manifest = {"files": files, "sha256": digest_of(files), "created_at": records.now(), **extra}
     with scratch_folder() as scratch:
         if base:
             manifest |= _difference(files, folder, *base, scratch)
@@ -88,7 +88,7 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
                 raise TypeError(f"of {file['name']}")
         if "difference" in manifest:
             Version.parse(manifest["difference"]["base"])  # the name of the base decides where `fetch` reads
-        if manifest["sha256"] != _digest(manifest["files"]):  # this sha256 names the folder's copy in the cache
+        if manifest["sha256"] != digest_of(manifest["files"]):  # this sha256 names the folder's copy in the cache
             raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST}: its sha256 does not match the list of its files")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} has an invalid list of files: {error!r}") from None
@@ -223,7 +223,7 @@ def _look_again(store: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
         raise Superseded(f"{store.url}/{prefix} was removed while it was written: a later attempt has taken over")
 
 
-def _describe(folder: Path) -> list[dict[str, Any]]:
+def describe_files(folder: Path) -> list[dict[str, Any]]:
     """Return name, size and sha256 of each file of a folder, sorted by name."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return [
@@ -233,7 +233,7 @@ def _describe(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _digest(files: Sequence[Mapping[str, Any]]) -> str:
+def digest_of(files: Sequence[Mapping[str, Any]]) -> str:
     """Return the sha256 of a whole folder, computed from the sha256 and the name of each file."""
     return hashlib.sha256("".join(f"{f['sha256']} {f['name']}\n" for f in files).encode()).hexdigest()
 
@@ -248,7 +248,7 @@ def _difference(
         if theirs.is_file() and theirs.stat().st_size == file["bytes"]:
             ours.parent.mkdir(parents=True, exist_ok=True)
             deltas.write(theirs, folder / file["name"], ours)
-    instead = [{**it, "of": it["name"].removesuffix(deltas.SUFFIX)} for it in _describe(scratch)]
+    instead = [{**it, "of": it["name"].removesuffix(deltas.SUFFIX)} for it in describe_files(scratch)]
     said = {"difference": {"base": name, "files": instead}}
     stored = stored_files({"files": files, **said})
     return said if 2 * sum(it["bytes"] for it in stored) < sum(it["bytes"] for it in files) else {}
@@ -301,7 +301,7 @@ def _fetch(store: Store, prefix: str, manifest: Mapping[str, Any], base: Path | 
         if base and "of" in stored:
             deltas.apply(base / file["name"], into / stored["name"], into / file["name"])
             (into / stored["name"]).unlink()
-            _verify_file(store, prefix, into, file)
+            verify_file(store, prefix, into, file)
     return into
 
 
@@ -313,7 +313,7 @@ def _fetch_file(store: Store, prefix: str, file: Mapping[str, Any], into: Path) 
         if read_manifest(store, prefix) is None:
             raise Missing(f"{store.url}/{prefix} was removed while it was read") from None
         raise Damaged(f"{store.url}/{key} is gone, but its manifest names it") from None
-    _verify_file(store, prefix, into, file)
+    verify_file(store, prefix, into, file)
 
 
 def _hand_over(prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -347,10 +347,11 @@ def _is_whole(store: Store, prefix: str, folder: Path, manifest: Mapping[str, An
 
 def _verify(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
     for file in manifest["files"]:
-        _verify_file(store, prefix, folder, file)
+        verify_file(store, prefix, folder, file)
 
 
-def _verify_file(store: Store, prefix: str, folder: Path, file: Mapping[str, Any]) -> None:
+def verify_file(store: Store, prefix: str, folder: Path, file: Mapping[str, Any]) -> None:
+    """Raise Damaged if a file of a local folder is missing, or differs from its entry in the manifest."""
     path, name = folder / file["name"], f"{store.url}/{prefix}{file['name']}"
     try:
         with open_regular(path) as content:

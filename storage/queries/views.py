@@ -48,7 +48,7 @@ _PARQUET = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
 _COMPUTED = ("version_step", "age")  # columns that the view of trajectories computes
-_SHARE_OF_MEMORY = 0.5  # the share of memory that a query may take; the roles of a run may need the rest
+SHARE_OF_MEMORY = 0.5  # the share of memory that a query may take; the roles of a run may need the rest
 _DUCKDBS_SHARE = 0.8  # the share of memory that DuckDB takes by default
 _LOCKED = (
     "create macro pandas_scan(pointer) as table select error('there is nothing to scan')",  # null kills the process
@@ -85,7 +85,7 @@ class Stored:
         con.execute("\n".join(_SQL))
         con.execute("commit")
         con.execute("reset threads")
-        con.execute(f"set memory_limit = '{_memory_limit(con)}'")
+        con.execute(f"set memory_limit = '{memory_limit(con)}'")
         for statement in _LOCKED:
             con.execute(statement)
         return con
@@ -131,12 +131,12 @@ def _look(
         time.sleep(pauses.pop(0))
 
 
-def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:
+def memory_limit(con: duckdb.DuckDBPyConnection) -> str:
     """Return the memory limit of a query: a share of the memory that DuckDB finds available, which respects the limit
     of a container."""
     [(default,)] = con.execute("select current_setting('memory_limit')").fetchall()
     size, unit = default.split()
-    return f"{float(size) * _SHARE_OF_MEMORY / _DUCKDBS_SHARE:.4f} {unit}"
+    return f"{float(size) * SHARE_OF_MEMORY / _DUCKDBS_SHARE:.4f} {unit}"
 
 
 def _small(snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, damage: DamageLog) -> dict[str, pa.Table]:

@@ -241,7 +241,7 @@ def test_a_measure_that_is_no_number_is_left_out_and_the_rest_is_shown(
 
 
 def test_trajectories_are_chosen_from_more_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("storage.queries.views._memory_limit", lambda con: "64 MB")
+    monkeypatch.setattr("storage.queries.views.memory_limit", lambda con: "64 MB")
     made = SyntheticRun(str(tmp_path), "wordy").begin()
     Trajectories(made.run).append(2, 0, make_shard({PROMPTS[0]: [0.0, 1.0] * 1000}, searcher=2, response="x" * 100_000))
     made.take_syncs(1, range(1, 3), made.buffer(1))

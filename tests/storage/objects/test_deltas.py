@@ -16,7 +16,7 @@ PIECE = 64
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deltas, "_PIECE", PIECE)
+    monkeypatch.setattr(deltas, "PIECE_BYTES", PIECE)
 
 
 def files(folder: Path, base: bytes, file: bytes) -> tuple[Path, Path, Path, Path]:

@@ -186,12 +186,12 @@ def test_a_folder_that_is_removed_while_it_is_read_is_missing(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     manifest_folders.publish(store, PREFIX, a_folder(tmp_path / "source"), {})
-    verify = manifest_folders._verify_file
+    verify = manifest_folders.verify_file
 
     def remove_first(*arguments: Any) -> None:
         manifest_folders.remove(store, PREFIX)
         verify(*arguments)
 
-    monkeypatch.setattr(manifest_folders, "_verify_file", remove_first)
+    monkeypatch.setattr(manifest_folders, "verify_file", remove_first)
     with pytest.raises(Missing, match=PREFIX):
         manifest_folders.local_copy(store, PREFIX)

@@ -134,7 +134,7 @@ def test_a_bound_is_spent_on_the_newest_files_first(whole: Run):
 
 
 def test_a_file_is_read_once_and_again_when_it_has_changed(whole: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remembered_reads, "_SETTLED", -1e9)
+    monkeypatch.setattr(remembered_reads, "SETTLED_SECONDS", -1e9)
     paths = {"shard": path_of(whole, layout.shard(0, 1))}
     read: list[Path] = []
 

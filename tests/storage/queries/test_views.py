@@ -706,7 +706,7 @@ def test_a_query_that_needs_too_much_memory_says_so_and_spills_nothing(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(views, "_SHARE_OF_MEMORY", 0.002)
+    monkeypatch.setattr(views, "SHARE_OF_MEMORY", 0.002)
     con = storage.connect(finished)
     with pytest.raises(duckdb.OutOfMemoryException, match="Out of Memory"):
         rows(con, "select count(*) from (select distinct md5(i::varchar) from range(10000000) r(i))")

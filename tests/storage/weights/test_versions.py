@@ -6,12 +6,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from storage import layout
-from storage.objects import manifest_folders
+from storage.objects import deltas, manifest_folders
 from storage.runs import retention
 from storage.runs.retention import given_up
 from storage.runs.run import Run
@@ -406,7 +405,7 @@ def test_a_version_and_its_base_may_have_names_in_the_cache_that_share_a_guard(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def name(policy: Path) -> str:
-        return manifest_folders._digest(manifest_folders._describe(policy))
+        return manifest_folders.digest_of(manifest_folders.describe_files(policy))
 
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of the trainer"))
     _, base = publish_from(run, BASE, tmp_path, None)
@@ -422,15 +421,15 @@ def test_a_version_and_its_base_may_have_names_in_the_cache_that_share_a_guard(
 def test_a_version_that_is_pruned_with_its_base_while_it_is_read_is_missing(
     run: Run, three: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
-    versions, existing = Versions(run), manifest_folders._existing
+    versions, read = Versions(run), manifest_folders.read_manifest
 
     def meanwhile(store, prefix: str):
         if prefix == layout.version(BASE):
             for version in (NEXT, BASE):
                 manifest_folders.remove(store, layout.version(version))
-        return existing(store, prefix)
+        return read(store, prefix)
 
-    monkeypatch.setattr(manifest_folders, "_existing", meanwhile)
+    monkeypatch.setattr(manifest_folders, "read_manifest", meanwhile)
     with pytest.raises(Missing, match=str(NEXT)):
         versions.load(NEXT)
 
@@ -492,13 +491,13 @@ def test_a_difference_whose_base_is_pruned_while_a_superseded_trainer_stores_it_
     publish_from(old, BASE, tmp_path, None)
     publish(run, tmp_path, (4, 2), (5, 2))
     if moment == "before":
-        difference = manifest_folders._difference
+        write = deltas.write
 
-        def meanwhile(*of_it: Any) -> dict[str, Any]:
+        def meanwhile(*paths: Path) -> None:
             new.prune(keep=1, every=100)
-            return difference(*of_it)
+            write(*paths)
 
-        monkeypatch.setattr(manifest_folders, "_difference", meanwhile)
+        monkeypatch.setattr(deltas, "write", meanwhile)
         with pytest.raises(Superseded, match=f"{NEXT}.* was removed while it was written"):
             publish_from(old, NEXT, tmp_path)
     else:
