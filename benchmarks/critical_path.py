@@ -153,13 +153,13 @@ class MadeUp(DuckReplayBuffer):
         )
         made = Filled(size, first_searcher=FIRST_SEARCHER)
         self.index, self.applied = made.index, next(made.syncs) - 1
-        self._steps[3] = 3  # the version that the stored trajectories cite
+        self.gradient_steps[3] = 3  # the version that the stored trajectories cite
         self.stored = [Shard(**it) for it in json.loads((Path(run.url) / "shards.json").read_text())]
         self.arrivals.settle(shard.key for shard in self.stored)
         start = {"sync": self.applied + 1, "step": made.next_step(), "prompts": made.prompts}
         (Path(run.url) / "start.json").write_text(json.dumps(start))
 
-    def _admitted(self, name: str) -> Shard:
+    def admitted_shard(self, name: str) -> Shard:
         searcher, seq = map(int, name.split("/"))
         return self.shards.get(name) or self.stored[(31 * seq + searcher) % STORED]
 

@@ -66,7 +66,7 @@ class DuckReplayBuffer:
         self.in_step = None if self.recording else searchers_in_step
         self.batch = settings.training.prompts_per_step * settings.training.responses_per_prompt
         self.applied = -1
-        self._steps = {0: 0}  # by sync whose record was applied: the gradient step that it follows
+        self.gradient_steps = {0: 0}  # by sync whose record was applied: the gradient step that it follows
         self._queues = self.index.queues()
 
     # --- syncs ----------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class DuckReplayBuffer:
             self._admit(stored)
 
     def _admit(self, stored: StoredRecord) -> None:
-        self._steps[stored.record.sync] = stored.record.step
+        self.gradient_steps[stored.record.sync] = stored.record.step
         self.arrivals.settle(shard.key for shard in stored.record.shards if shard.key in self.given_up)
         self._apply(stored.record.without(self.given_up))
         self.applied = stored.record.sync
@@ -106,7 +106,7 @@ class DuckReplayBuffer:
         go in step, a round can cite the version of the very sync that admits it; `ready` sets the step of that version
         beforehand."""
         step = self.recording.step_of(version) if self.recording else None
-        step = self._steps.get(version.number) if step is None else step
+        step = self.gradient_steps.get(version.number) if step is None else step
         if step is None:
             raise Damaged(f"it cites version {version}, but no record of that sync has been applied")
         return step
@@ -119,7 +119,7 @@ class DuckReplayBuffer:
         if self.recording or not (bounded or self.in_step) or self.recorded(sync):
             return True
         if self.in_step:
-            self._steps.setdefault(sync, step)  # the version of this very sync can have generated a round
+            self.gradient_steps.setdefault(sync, step)  # the version of this very sync can have generated a round
         self.arrivals.look()
         if self.in_step:
             return all(self.arrivals.knows(layout.shard(searcher, sync)) for searcher in range(self.in_step))
@@ -190,9 +190,10 @@ class DuckReplayBuffer:
 
     def fetch(self, draws: Sequence[Draw]) -> Fetched:
         places = [draw.trajectory_id.rpartition("/") for draw in draws]
-        return self.payloads.fetch([(self._admitted(shard), int(row)) for shard, _, row in places])
+        return self.payloads.fetch([(self.admitted_shard(shard), int(row)) for shard, _, row in places])
 
-    def _admitted(self, name: str) -> Shard:
+    def admitted_shard(self, name: str) -> Shard:
+        """Return an admitted shard by its name. Raise Missing if no applied record admits it."""
         if name not in self.shards:
             raise Missing(f"no applied record of {self.run.url} admits shard {name!r}")
         return self.shards[name]
