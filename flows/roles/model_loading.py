@@ -76,7 +76,7 @@ def find_adapter(run: Run, config: Config, tell: Tell = lambda status, **progres
     model = config.model
     if not model.lora_rank:
         return None
-    base = local_folder("model.path", _base_of(run, config, tell), revision=model.revision)
+    base = local_folder("model.path", locate_base(run, config, tell), revision=model.revision)
     tell("reading the base model of the adapters")
     return Adapter(
         rank=model.lora_rank,
@@ -121,10 +121,10 @@ def _start_of(run: Run, config: Config, tell: Tell, *, adapted: bool) -> str | P
     versions = Versions(run)
     if (reference := versions.reference()) and config.model.publish_dtype == config.model.dtype:
         return versions.load(reference)
-    return None if adapted else _base_of(run, config, tell)
+    return None if adapted else locate_base(run, config, tell)
 
 
-def _base_of(run: Run, config: Config, tell: Tell) -> str | Path:
+def locate_base(run: Run, config: Config, tell: Tell) -> str | Path:
     """Return the place of the base model: `model.path`, or else the cached policy that the task makes. Its key in the
     cache is the digest of the task's recipe and the seed."""
     path = config.model.path

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "TBA_WEBHOOK"
 
-_TRIES, _TIMEOUT, _FIRST_DELAY = 3, 10.0, 1.0  # seconds
+FIRST_DELAY = 1.0  # seconds from the first try to the second; every further delay is twice as long
+
+_TRIES, _TIMEOUT = 3, 10.0  # the timeout of a try is in seconds
 _WAITING = 1000  # events that may wait to be sent; further events are dropped
 _REDIRECTED = (301, 302, 303, 307, 308)
 _PATIENCE = 15.0  # seconds to send the last events at the end
@@ -87,7 +89,7 @@ class Webhook:
             except (OSError, ValueError, HTTPException) as error:
                 why = f"cannot be reached: {type(error).__name__}"
             if number < _TRIES - 1:
-                time.sleep(_FIRST_DELAY * 2**number)
+                time.sleep(FIRST_DELAY * 2**number)
         self._complain(why)
 
     def _complain(self, why: str) -> None:

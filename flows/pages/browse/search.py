@@ -130,7 +130,7 @@ def _find(look: Look, form: Form, where: str, query: str) -> dict[str, Any]:
     [(count, lowest, highest)] = look.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
     page = min(_page(form), max(0, count - 1) // _A_PAGE)
     rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=page * _A_PAGE).rows
-    texts = _texts(look, [name for name, *_ in rows])
+    texts = read_texts(look, [name for name, *_ in rows])
     names = ("id", "reward", "finished", "version", "draws", "prompt", "response")
     before, after = _around("/trajectories", form, page, (page + 1) * _A_PAGE < count)
     return {
@@ -150,7 +150,7 @@ def _around(path: str, form: Form, page: int, has_more: bool) -> tuple[str, str]
     return before, addresses.with_query(path, {**form, "page": str(page + 1)}) if has_more else ""
 
 
-def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
+def read_texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
     """Return prompt and response of these trajectories. Only the shards of these trajectories are opened, because all
     texts of a run together may be large."""
     found = [part.groups() for name in names if (part := _NAME.fullmatch(name))]

@@ -37,7 +37,7 @@ class Look:
 
     def refresh(self) -> None:
         """Read the run again. If reading fails, raise the error; pages continue to show the earlier state."""
-        with self._turn():
+        with self.turn():
             self._queries.refresh()
 
     def close(self) -> None:
@@ -56,12 +56,14 @@ class Look:
         return self._ask("answer", query=query, most=most, skip=skip)
 
     def _ask(self, what: str, **arguments: Any) -> Table:
-        with self._turn():
+        with self.turn():
             columns, rows = self._queries.ask(what, seconds=self.seconds, **arguments)
         return Table(columns, list(map(decode_row, rows)))
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def turn(self) -> Iterator[None]:
+        """Wait until no other query runs, then hold back other queries during the `with` block. Raise TooLong if the
+        wait takes `seconds`."""
         if not self._one_at_a_time.acquire(timeout=self.seconds):
             raise TooLong(f"other queries have been running for {self.seconds:g} seconds; try again in a moment")
         try:

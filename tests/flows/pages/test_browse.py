@@ -221,7 +221,7 @@ def test_trajectories_are_chosen_without_the_texts_of_all_of_them(tmp_path: Path
     for path in Path(look.run.url, "trajectories").rglob("*.parquet"):
         if path.name != "seq=00000003.parquet":
             path.unlink()
-    assert search._texts(look, ["0/3/1", "1/3/0"]) == dict.fromkeys(("0/3/1", "1/3/0"), ("1+2=", "3"))
+    assert search.read_texts(look, ["0/3/1", "1/3/0"]) == dict.fromkeys(("0/3/1", "1/3/0"), ("1+2=", "3"))
     look.close()
 
 
@@ -318,7 +318,7 @@ def test_a_query_that_takes_too_long_ends_and_the_next_is_answered(finished: Run
         body = site.ask(site.link("/sql", query=SLOW))[2]
         assert "longer than 0.5 seconds" in body
         assert f"<td class='n'>{STEPS}</td>" in site.ask(site.link("/sql", query="select count(*) from steps"))[2]
-        with pytest.raises(TooLong), site.look._turn(), site.look._turn():
+        with pytest.raises(TooLong), site.look.turn(), site.look.turn():
             pass
 
 

@@ -69,7 +69,8 @@ def test_a_base_that_several_roles_ask_for_at_once_is_made_by_one_of_them(tmp_pa
     run = create.start(preset("quickstart"), str(tmp_path), "first")
     with ThreadPoolExecutor(3) as pool:
         asked = [
-            pool.submit(model_loading._base_of, run, parse(run.config), lambda status, **progress: None) for _ in "123"
+            pool.submit(model_loading.locate_base, run, parse(run.config), lambda status, **progress: None)
+            for _ in "123"
         ]
         folders = {it.result() for it in asked}
     assert len(made) == 1 and [it.name for folder in folders for it in Path(folder).iterdir()] == ["config.json"]

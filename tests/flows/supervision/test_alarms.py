@@ -175,7 +175,7 @@ def test_a_webhook_that_redirects_is_reported_and_the_redirect_is_not_followed(
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
-    monkeypatch.setattr("flows.supervision.webhook._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("flows.supervision.webhook.FIRST_DELAY", 0.01)
     with ThreadingHTTPServer(("127.0.0.1", 0), Moved) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_port}/old/secret")
@@ -190,7 +190,7 @@ def test_a_webhook_that_does_not_answer_is_reported_once_and_without_its_address
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/hooks/secret")
-    monkeypatch.setattr("flows.supervision.webhook._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("flows.supervision.webhook.FIRST_DELAY", 0.01)
     with open_webhook(run) as webhook:
         for _ in range(3):
             webhook.tell("run-failed", "…", "error", {})
