@@ -156,7 +156,7 @@ class _ProjectedLogps(torch.autograd.Function):
         kept: list[Tensor] = []
         for hidden, tokens, logp in _in_pieces(PROJECTED, len(weight_VD), hidden_ND, tokens_N, logp_N):
             logits = nn.functional.linear(hidden, weight, bias)
-            _write_logps(logp, logits, tokens, temperature)
+            write_logps(logp, logits, tokens, temperature)
             kept_bytes -= logits.nbytes
             if kept_bytes >= 0:
                 kept.append(logits)
@@ -220,7 +220,7 @@ class _ChosenLogps(torch.autograd.Function):
         ctx.save_for_backward(logits_NV, tokens_N)
         ctx.temperature = temperature
         logp_N = logits_NV.new_empty(len(tokens_N), dtype=_precise(logits_NV.dtype))
-        _write_logps(logp_N, logits_NV, tokens_N, temperature)
+        write_logps(logp_N, logits_NV, tokens_N, temperature)
         return logp_N
 
     @staticmethod
@@ -233,7 +233,8 @@ class _ChosenLogps(torch.autograd.Function):
         return by_logits_NV, None, None
 
 
-def _write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
+def write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
+    """Write log softmax(logits / temperature) of the tokens to `to_N`, computed in the dtype of `to_N`."""
     for to, logits, tokens in _in_pieces(IN_CACHE, logits_NV.shape[1], to_N, logits_NV, tokens_N):
         logps = torch.log_softmax(logits.to(to.dtype) / temperature, dim=1)
         torch.gather(logps, 1, tokens[:, None], out=to[:, None])

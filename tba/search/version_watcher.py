@@ -37,11 +37,15 @@ class Lookout:
         if self._line.idle() and self._found is None:
             self._line.submit(partial(self._look, after, refused))
 
+    def wait(self) -> None:
+        """Wait for the look that is under way. `take` then returns the version that it found."""
+        self._line.finish()
+
     def take(self, *, wait: bool = False) -> Found | None:
         """Return the version that the last look found, and forget it; None if it found no newer version. While a look
         is under way, return None, or, with `wait`, wait for the look to end."""
         if wait:
-            self._line.finish()
+            self.wait()
         self._line.check()
         if not self._line.idle():
             return None

@@ -21,7 +21,7 @@ from tba.errors import ConfigError
 
 SMALL = 4096  # a parameter with fewer numbers, or without columns, keeps its moments in full precision
 BLOCK = 256  # numbers of a row that share a scale
-_AT_ONCE = 2**22  # numbers whose moments are in full precision at the same time, during an update
+NUMBERS_AT_ONCE = 2**22  # numbers whose moments are in full precision at the same time, during an update
 _DECADES = 7  # powers of ten that the levels span
 
 
@@ -148,7 +148,7 @@ class AdamW8bit(HeldAdamW):
             self._move_some(weight, gradient, (state["exp_avg"], state["exp_avg_sq"]), state["step"], options)
             return
         names = [f"{moment}_{part}" for moment in ("exp_avg", "exp_avg_sq") for part in ("codes", "scales")]
-        rows = max(1, _AT_ONCE // weight.shape[-1])
+        rows = max(1, NUMBERS_AT_ONCE // weight.shape[-1])
         cut = [
             it.view(-1, it.shape[-1]).split(rows)
             for it in (weight, gradient.contiguous(), *(state[it] for it in names))

@@ -41,7 +41,7 @@ from tba.train.stop_time import StoreTimes, measured
 from tba.train.training_state import TrainingState
 from tba.types import Base, StepRecord, Version
 
-_ELEMENTS = 2**20  # elements compared at a time, so that memory does not grow with the tensors
+ELEMENTS_AT_ONCE = 2**20  # elements compared at a time, so that memory does not grow with the tensors
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer type by bytes of an element
 
 
@@ -226,7 +226,7 @@ def changed_share(before: Path, after: Path) -> float:
                 total += len(b)
                 changed += sum(
                     int(torch.count_nonzero(x != y))
-                    for x, y in zip(a.split(_ELEMENTS), b.split(_ELEMENTS), strict=True)
+                    for x, y in zip(a.split(ELEMENTS_AT_ONCE), b.split(ELEMENTS_AT_ONCE), strict=True)
                 )
     return changed / total
 

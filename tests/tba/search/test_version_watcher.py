@@ -63,7 +63,7 @@ def test_one_look_is_made_at_a_time_and_finds_the_newest(lookouts: Callable[...,
     assert versions.seen == [V0, V1] and lookout.take() is None
     versions.queue = [V3]
     versions.gate.set()
-    lookout._line.finish()
+    lookout.wait()
     lookout.look(after=V0)
     assert lookout.take(wait=True) == Found(V1, Path(str(V1))) and lookout.take() is None
     lookout.look(after=V1)

@@ -115,7 +115,7 @@ def test_however_small_a_gradient_beside_others_no_step_is_much_more_than_the_le
 
 def test_a_weight_is_moved_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch):
     expected = moved("adamw-8bit", SHAPES, 3)
-    monkeypatch.setattr("tba.train.optimizers._AT_ONCE", 1000)
+    monkeypatch.setattr("tba.train.optimizers.NUMBERS_AT_ONCE", 1000)
     assert all(map(torch.equal, moved("adamw-8bit", SHAPES, 3), expected))
 
 

@@ -56,14 +56,14 @@ def test_weights_in_bfloat16_are_computed_with_as_they_are():
 
 def test_products_of_the_output_layer_are_in_bfloat16_and_what_becomes_of_them_is_not(monkeypatch):
     seen: list[tuple[torch.dtype, torch.dtype]] = []
-    write = logprobs._write_logps
+    write = logprobs.write_logps
 
     def watched(to_N: Tensor, logits_NV: Tensor, *rest: Any) -> None:
         seen.append((to_N.dtype, logits_NV.dtype))
         write(to_N, logits_NV, *rest)
 
     it = learner("bfloat16")
-    monkeypatch.setattr(logprobs, "_write_logps", watched)
+    monkeypatch.setattr(logprobs, "write_logps", watched)
     gradient(it)
     assert set(seen) == {(torch.float32, torch.bfloat16)}
 

@@ -19,7 +19,7 @@ def folder(path: Path, **files: dict[str, torch.Tensor]) -> Path:
 
 
 def test_weights_count_alike_whichever_tensor_and_file_they_are_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(sync_writer, "_ELEMENTS", 4)
+    monkeypatch.setattr(sync_writer, "ELEMENTS_AT_ONCE", 4)
     before = {"a": torch.zeros(3, 3), "b": torch.zeros(5), "c": torch.tensor(1.0)}
     after = {"a": torch.zeros(3, 3), "b": torch.zeros(5), "c": torch.tensor(2.0)}
     after["a"][2, 2] = after["b"][0] = 1.0
