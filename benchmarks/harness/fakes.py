@@ -132,11 +132,11 @@ class Generator:
 
     def step(self) -> list[tuple[Request, Response]]:
         requests = self.thinking.pop(0) if self.thinking else []
-        return [(it, self._response(it.prompt, it.seed, it.temperature)) for it in requests]
+        return [(it, self.make_response(it.prompt, it.seed, it.temperature)) for it in requests]
 
     def close(self) -> None: ...
 
-    def _response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
+    def make_response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
         if self.version is None:
             raise ConfigError("no version has been adopted yet, so this generator has no weights: call adopt() first")
         return Response(

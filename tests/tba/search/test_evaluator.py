@@ -382,8 +382,8 @@ def test_measures_are_of_all_responses_at_once_with_their_rewards_and_log_probab
 class Answered(fakes.Generator):
     """A generator whose responses end with a token that the policy did not write."""
 
-    def _response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
-        return replace(super()._response(prompt, seed, temperature), loss_mask=(True, False))
+    def make_response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
+        return replace(super().make_response(prompt, seed, temperature), loss_mask=(True, False))
 
 
 def test_what_the_policy_did_not_write_counts_nothing_under_the_reference_either():

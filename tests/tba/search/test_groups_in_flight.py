@@ -27,7 +27,7 @@ class Answers(fakes.Generator):
     def step(self) -> list[tuple[Request, Response]]:
         due = [it for it in self.begun if it.prompt.prompt_id in self.due]
         self.begun = [it for it in self.begun if it not in due]
-        return [(it, self._response(it.prompt, it.seed, it.temperature)) for it in due]
+        return [(it, self.make_response(it.prompt, it.seed, it.temperature)) for it in due]
 
 
 def groups(round: int, prompts: Sequence[Prompt]) -> list[Group]:

@@ -42,7 +42,7 @@ class Slow(fakes.Generator):
             return []
         self.begun.remove(due[0])
         _, request, version_start = due[0]
-        response = self._response(request.prompt, request.seed, request.temperature)
+        response = self.make_response(request.prompt, request.seed, request.temperature)
         assert version_start
         return [(request, replace(response, version_start=version_start))]
 
@@ -98,7 +98,7 @@ def test_of_more_groups_than_a_shard_takes_those_that_ended_first_are_stored_fir
             begun, self.thinking = [it for requests in self.thinking for it in requests], []
             late = [it for it in begun if it.prompt.prompt_id == "p0" and len(begun) > 2]
             self.thinking = [late] if late else []
-            return [(it, self._response(it.prompt, it.seed, it.temperature)) for it in begun if it not in late]
+            return [(it, self.make_response(it.prompt, it.seed, it.temperature)) for it in begun if it not in late]
 
     _, log = search(fakes.Versions(V0), shards=4, generator=Burst(), open_rounds=3)
     assert [[it.prompt_id for it in shard[::2]] for shard in log.shards.values()][:2] == [
@@ -229,7 +229,7 @@ def test_all_that_has_ended_is_stored_before_a_version_is_waited_for():
     class AtOnce(fakes.Generator):
         def step(self) -> list[tuple[Request, Response]]:
             begun, self.thinking = [it for requests in self.thinking for it in requests], []
-            return [(it, self._response(it.prompt, it.seed, it.temperature)) for it in begun]
+            return [(it, self.make_response(it.prompt, it.seed, it.temperature)) for it in begun]
 
     log = fakes.Log()
     with pytest.raises(DeadlinePassed):
