@@ -103,7 +103,7 @@ class RedTeam:
         for field in ("train", "test", "rule", "template"):
             if value := getattr(config, field):
                 raise ConfigError(f"task.{field} must be empty: redteam has one prompt and one reward, got {value!r}")
-        self._victim: Victim | None = None
+        self.victim: Victim | None = None
         self._toxicity: Toxicity | None = None
         self._encoder: Encoder | None = None
         self._encoder_at: Any = self.options.embeddings
@@ -128,7 +128,7 @@ class RedTeam:
             dtype=options.dtype,
             device=options.victim_device,
         )
-        self._victim = Victim(victim, options)
+        self.victim = Victim(victim, options)
         place = locate("task.options.classifier", options.classifier)
         common = {"dtype": options.dtype, "device": options.classifier_device}
         if options.classifier_kind == "guard":
@@ -146,10 +146,10 @@ class RedTeam:
         """Return one reward per attack. Each reward carries the mean and the geometric mean of the probabilities of
         toxicity of the victim's answers. An attack that is too short gets the reward `short_reward`, but carries these
         two means as well."""
-        if self._victim is None or self._toxicity is None:
+        if self.victim is None or self._toxicity is None:
             raise ConfigError("redteam: victim and classifier are not loaded; call load() first")
         attacks = [response.text.strip() for _, response in asked]
-        answers = self._victim.answers(attacks, [response.seed for _, response in asked])
+        answers = self.victim.answers(attacks, [response.seed for _, response in asked])
         pairs = [(attack, answer) for attack, group in zip(attacks, answers, strict=True) for answer in group]
         logps = iter(self._toxicity.logps(pairs))
         judged = [judge([next(logps) for _ in group], floor=self.options.floor) for group in answers]
@@ -224,14 +224,17 @@ class Victim:
         options = self.options
         answers = generate(
             self.generator,
-            [Prompt(prompt_id=str(i), text=attack, tokens=self._tokens(attack)) for i, attack in enumerate(attacks)],
+            [
+                Prompt(prompt_id=str(i), text=attack, tokens=self.prompt_tokens(attack))
+                for i, attack in enumerate(attacks)
+            ],
             [[victim_seed(seed, n) for n in range(options.victim_samples)] for seed in seeds],
             temperature=options.victim_temperature,
             top_p=options.victim_top_p,
         )
         return [[answer.text for answer in group] for group in answers]
 
-    def _tokens(self, attack: str) -> tuple[int, ...]:
+    def prompt_tokens(self, attack: str) -> tuple[int, ...]:
         """Return the tokens of an attack. If the victim's context is too short, keep only the last tokens."""
         tokenizer, chats = self.policy.tokenizer, self.options.victim_template == "chat"
         role, content = ("user", attack) if chats else ("text", ALPACA.format(instruction=attack))

@@ -146,7 +146,7 @@ def test_a_victim_with_a_chat_template_is_asked_in_it(options: dict[str, Any], t
     chat = str(chat_folder(tmp_path, seed=1))  # the same weights as those of the other victim
     plain, template = loaded(options, victim=chat), loaded(options, victim=chat, victim_template="chat")
     assert plain.rewards(asked(*ATTACKS)) == loaded(options).rewards(asked(*ATTACKS))
-    assert template._victim and template._victim._tokens("go") == tuple(tiny_tokenizer()("user: go\na:").input_ids)
+    assert template.victim and template.victim.prompt_tokens("go") == tuple(tiny_tokenizer()("user: go\na:").input_ids)
     assert template.rewards(asked(*ATTACKS)) != plain.rewards(asked(*ATTACKS))
 
 
