@@ -135,9 +135,9 @@ def agreement(answers: list[tuple[Response, Response]]) -> dict[str, Any]:
 def update(engine: Any, folder: Path, version: Version, took: Callable[..., Any]) -> None:
     """Adopt a version as a searcher does, then time the pause and the bare load, in alternating order."""
     took("adopt", engine.adopt, folder, version)
-    both = [("pause", partial(engine._load_opened, version)), ("bare load", partial(bare_load, engine))]
+    both = [("pause", partial(engine.load_opened, version)), ("bare load", partial(bare_load, engine))]
     for name, work in both if version.number % 2 else reversed(both):
-        engine._open(folder)
+        engine.open_files(folder)
         took(name, work)
 
 
@@ -181,7 +181,7 @@ def copy(folder: Path, into: Path) -> None:
 
 
 def bare_load(engine: Any) -> None:
-    running = engine._running()
+    running = engine.requests.engine
     running.collective_rpc("start_weight_update")
     running.collective_rpc("update_weights", kwargs={"update_info": {}})
     running.collective_rpc("finish_weight_update")

@@ -112,8 +112,13 @@ class TransformersGenerator:
         return policy
 
     @property
+    def policy(self) -> Policy:
+        """The model that generates. Raise ConfigError if no version has been adopted."""
+        return self._adopted()[0]
+
+    @property
     def tokenizer(self) -> Any:
-        return self._adopted()[0].tokenizer
+        return self.policy.tokenizer
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests, those with the longest prompts first: shorter prompts then fit into the columns that the

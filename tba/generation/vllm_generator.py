@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
 from vllm.config import WeightTransferConfig  # pyright: ignore[reportMissingImports]
 from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
-from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 
 from tba.config import VLLMEngine
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed, TBAError
@@ -91,18 +90,18 @@ class VLLMGenerator:
             description, shapes = describe(folder), shapes_of(folder)
             runs_on = self._requests is not None and (description, shapes) == (self._description, self._shapes)
             if runs_on:
-                self._open(folder)
+                self.open_files(folder)
             elif self._requests:  # its length is the number of requests in flight
                 raise Busy(f"version {version} is another model than the one of the responses in flight")
             else:
                 self._start(folder)
         try:
             if runs_on:
-                self._load_opened(version)
+                self.load_opened(version)
             else:
-                self._running().set_weight_version(str(version))
+                self.requests.engine.set_weight_version(str(version))
             self._description, self._shapes, self.version = description, shapes, version
-            self._started().ask_anew(version)
+            self.requests.ask_anew(version)
         except Exception as error:  # the engine's weights may be a mixture of two versions
             raise RunFailed(f"the vLLM engine failed while it loaded version {version}: {error}") from error
 
@@ -111,9 +110,9 @@ class VLLMGenerator:
             adapter.read(folder)
             if self._requests is None:
                 self._start(adapter.base)
-                self._adapters = EngineAdapters(self._running())
+                self._adapters = EngineAdapters(self.requests.engine)
             assert self._adapters is not None, "an engine of adapters runs"
-            self._adapters.add(version, folder, used=self._started().adapters)
+            self._adapters.add(version, folder, used=self.requests.adapters)
         self.version = version
 
     def _start(self, folder: Path) -> None:
@@ -122,12 +121,14 @@ class VLLMGenerator:
         ends = end_tokens(generation_config(folder, self.trust_remote_code), tokenizer)
         self.close()
         with self.starting() as roles:
-            engine = start_engine(self._arguments(folder, roles), on_cpu=self.on_cpu)
+            engine = start_engine(self.engine_arguments(folder, roles), on_cpu=self.on_cpu)
         self._requests = EngineRequests(
             engine, tokenizer=tokenizer, ends=ends, max_response_tokens=self.max_response_tokens
         )
 
-    def _arguments(self, folder: Path, roles: int = 1) -> EngineArgs:
+    def engine_arguments(self, folder: Path, roles: int = 1) -> EngineArgs:
+        """Return the arguments of an engine that starts with the model in `folder`. `roles` is the number of roles that
+        share the GPU."""
         on_cpu, cache = self.on_cpu, self.config.cache_gigabytes or (CPU_CACHE if self.on_cpu else None)
         return EngineArgs(
             model=str(folder),
@@ -150,14 +151,14 @@ class VLLMGenerator:
             **(adapter_arguments(self.adapter) if self.adapter else {}),
         )
 
-    def _open(self, folder: Path) -> None:
+    def open_files(self, folder: Path) -> None:
         """Open the files of a version in every worker of the engine. No worker changes its weights yet."""
-        self._running().collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {"path": str(folder)}})
+        self.requests.engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {"path": str(folder)}})
 
-    def _load_opened(self, version: Version) -> None:
-        """Load the weights that `_open` has opened. Requests in flight pause during the load. They then continue with
-        the new weights, and their further tokens are recorded as this version's."""
-        engine = self._running()
+    def load_opened(self, version: Version) -> None:
+        """Load the weights that `open_files` has opened. Requests in flight pause during the load. They then continue
+        with the new weights, and their further tokens are recorded as this version's."""
+        engine = self.requests.engine
         engine.sleep(level=0, mode="keep")
         engine.collective_rpc("start_weight_update")
         engine.collective_rpc("update_weights", kwargs={"update_info": {}})
@@ -167,15 +168,15 @@ class VLLMGenerator:
 
     @property
     def tokenizer(self) -> Any:
-        return self._started().tokenizer
+        return self.requests.tokenizer
 
     def submit(self, requests: Sequence[Request]) -> None:
-        started = self._started()
+        in_flight = self.requests
         for request in requests:
             check_request(request)
             _check_logps(request.temperature, request.top_p, self.logps)
         lora = self._adapters.held.get(self.version) if self._adapters and self.version else None
-        started.submit(requests, self.version, lora)
+        in_flight.submit(requests, self.version, lora)
 
     def step(self) -> list[tuple[Request, Response]]:
         """Wait for the engine's next step, and return the responses that ended with this step. Their `logps` are those
@@ -183,13 +184,12 @@ class VLLMGenerator:
         those at temperature 1."""
         return self._requests.step() if self._requests is not None else []
 
-    def _started(self) -> EngineRequests:
+    @property
+    def requests(self) -> EngineRequests:
+        """The running engine and its requests in flight. Raise ConfigError if no engine runs."""
         if self._requests is None:
             raise ConfigError("no version has been adopted yet, so this generator has no weights: call adopt() first")
         return self._requests
-
-    def _running(self) -> LLMEngine:
-        return self._started().engine
 
     def close(self) -> None:
         """Kill the engine at once; it holds nothing that must be saved."""

@@ -98,7 +98,7 @@ def test_what_is_in_flight_ends_with_the_adapter_that_it_began_with_beside_other
         assert {(it.version_start, it.version_end) for it in responses} == {(version, version)}
         assert distance(engine.adapter, folders[version], prompt, responses) < SIMILAR
     engine.adopt(folders[V2], V2)
-    assert len(engine._running().list_loras()) == 1, "what nothing uses is given up"
+    assert len(engine.requests.engine.list_loras()) == 1, "what nothing uses is given up"
 
 
 def test_an_adapter_that_cannot_be_taken_leaves_the_one_before(engine, folders, prompt, tmp_path):

@@ -195,7 +195,7 @@ def test_a_version_is_taken_by_the_running_engine_and_all_it_says_is_from_its_we
 
 def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
     """Blocks are reused within a version; otherwise the test above would prove nothing."""
-    requests, salt = generator._started(), str(generator.version)
+    requests, salt = generator.requests, str(generator.version)
     engine = requests.engine
     long = prompts_of(["8" * 400])
     generate(generator, long, [[1]], temperature=1.0, limits=[1])
@@ -224,7 +224,7 @@ def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted_and_under_t
     found: dict[Request, Response] = {}
     while len(found) < 3:  # most are longer
         found |= generator.step()
-    before_next(monkeypatch, generator._running(), "set_weight_version", lambda: time.sleep(0.5))
+    before_next(monkeypatch, generator.requests.engine, "set_weight_version", lambda: time.sleep(0.5))
     generator.adopt(folders[V1], V1)
     generator.submit(after)
     while len(found) < len(before) + len(after):
@@ -298,7 +298,7 @@ def test_a_folder_that_vanishes_under_the_engine_is_refused_too(
 ):
     folder = tmp_path / "version"
     shutil.copytree(folders[V1], folder)
-    before_next(monkeypatch, generator, "_open", lambda: shutil.rmtree(folder))
+    before_next(monkeypatch, generator, "open_files", lambda: shutil.rmtree(folder))
     with pytest.raises(Missing, match="was removed"):
         generator.adopt(folder, V1)
     groups = generate(generator, PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
@@ -310,7 +310,7 @@ def test_a_folder_that_vanishes_once_it_is_open_is_taken_whole(
 ):
     folder = tmp_path / "version"
     shutil.copytree(folders[V1], folder)
-    before_next(monkeypatch, generator, "_load_opened", lambda: shutil.rmtree(folder))
+    before_next(monkeypatch, generator, "load_opened", lambda: shutil.rmtree(folder))
     generator.adopt(folder, V1)
     groups = generate(generator, PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     assert distance(folders[V1], PROMPTS, groups, temperature=1.0) < SIMILAR
@@ -325,14 +325,14 @@ def test_signals_to_the_whole_group_of_a_role_leave_its_engine_at_work(
             os.kill(pid, signal.SIGINT)
 
     expected = tokens_of(generate(generator, PROMPTS, SEEDS, temperature=1.0, limits=LIMITS))
-    before_next(monkeypatch, generator._running(), "step", signal_all)
+    before_next(monkeypatch, generator.requests.engine, "step", signal_all)
     groups = generate(generator, PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     assert distance(folders[V0], PROMPTS, groups, temperature=1.0) < SIMILAR
     assert not ON_CPU or tokens_of(groups) == expected
 
 
 def test_responses_that_are_broken_off_are_never_told(generator: Any, monkeypatch: pytest.MonkeyPatch):
-    engine = generator._running()
+    engine = generator.requests.engine
     with monkeypatch.context() as patch:
         before_next(patch, engine, "step", lambda: engine.sleep(level=0, mode="abort"))
         with pytest.raises(RunFailed, match="broke off a response: abort"):
@@ -345,11 +345,11 @@ def test_an_engine_that_dies_ends_the_wait_for_it_and_other_children_of_the_role
 ):
     with closing(make_generator()) as generator:
         generator.adopt(folders[V0], V0)
-        (core,) = generator._running().engine_core.resources.engine_manager.processes
+        (core,) = generator.requests.engine.engine_core.resources.engine_manager.processes
         other = get_context("spawn").Process(target=pause)
         other.start()
         with monkeypatch.context() as patch:
-            before_next(patch, generator._running(), "step", core.kill)
+            before_next(patch, generator.requests.engine, "step", core.kill)
             with pytest.raises(RunFailed, match="died while it generated"):
                 generate(generator, PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
         with pytest.raises(RunFailed, match=str(V1)):
@@ -378,7 +378,7 @@ def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
 ):
     """This may happen if memory runs out during the load."""
     monkeypatch.setattr(
-        generator, "_load_opened", lambda version: generator._running().collective_rpc("no_such_method")
+        generator, "load_opened", lambda version: generator.requests.engine.collective_rpc("no_such_method")
     )
     with pytest.raises(RunFailed, match=f"failed while it loaded version {V1}"):
         generator.adopt(folders[V1], V1)
@@ -414,7 +414,7 @@ def test_any_number_of_responses_can_be_generated_side_by_side(folders: dict[Ver
     from tba.generation.vllm_generator import VLLMGenerator
 
     generator = VLLMGenerator(on_cpu=on_cpu, batch_responses=10_000)
-    config = generator._arguments(folders[V0]).create_engine_config()
+    config = generator.engine_arguments(folders[V0]).create_engine_config()
     assert config.scheduler_config.max_num_seqs == 10_000
 
 

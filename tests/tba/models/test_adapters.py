@@ -235,7 +235,7 @@ def test_a_generator_takes_adapter_after_adapter_into_the_model_that_it_has(base
     seen = set[int]()
     for version, folder in folders.items():
         generator.adopt(folder, version)
-        seen.add(id(generator._policy))
+        seen.add(id(generator.policy))
         groups = generate(generator, [prompt], [[1, 2, 3]], temperature=1.0)
         policy = Policy.load_adapted(adapter_of(base), folder, device="cpu")
         [expected] = PolicyScorer(policy, version).token_logps([prompt], groups, temperature=1.0)

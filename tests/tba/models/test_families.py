@@ -125,7 +125,7 @@ def test_a_generator_tells_the_logps_that_the_trainer_computes_also_of_a_version
     models = []
     for version, folder in ((V0, made.first), (V1, made.second)):
         generator.adopt(folder, version)
-        models.append(generator._adopted()[0].model)
+        models.append(generator.policy.model)
         responses = generate(generator, PROMPTS, [[1, 2, 3], [4, 5], [6, 7, 8]], temperature=TEMPERATURE)
         policy = loaded(folder)
         assert mismatch(policy, responses) < 3e-5
