@@ -46,7 +46,7 @@ BITS = {2: np.uint16, 4: np.uint32}  # by bytes of a weight
 PUBLISHED = "select version, attempt, step from versions where state = 'kept' and not abandoned order by all"
 
 
-class Found(NamedTuple):
+class Comparison(NamedTuple):
     changed: float
     places: float
     xor: float
@@ -96,7 +96,7 @@ def weights(url: str, dtype: torch.dtype) -> tuple[dict[int, np.ndarray], dict[i
     return found, {number: step for number, _, step in published}
 
 
-def compare(before: np.ndarray, after: np.ndarray) -> Found:
+def compare(before: np.ndarray, after: np.ndarray) -> Comparison:
     changed = int(np.count_nonzero(before != after))
     delta = xor_delta(before, after)
     assert np.array_equal(apply(before, delta), after)
@@ -105,7 +105,7 @@ def compare(before: np.ndarray, after: np.ndarray) -> Found:
         lambda: xor_delta(before, after),
         lambda: apply(before, delta),
     )
-    return Found(
+    return Comparison(
         changed / len(after),
         changed * (4 + after.itemsize) / after.nbytes,
         len(delta) / after.nbytes,

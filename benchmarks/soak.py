@@ -81,7 +81,7 @@ select
 
 
 @dataclass(frozen=True)
-class Look:
+class Measurement:
     """A measurement of one process and its child processes."""
 
     at: float
@@ -95,7 +95,7 @@ class Look:
 class Seen:
     """All measurements by role and process, and the number of disturbances of each kind."""
 
-    lives: dict[tuple[str, int], list[Look]] = field(default_factory=lambda: defaultdict(list))
+    lives: dict[tuple[str, int], list[Measurement]] = field(default_factory=lambda: defaultdict(list))
     done: Counter[str] = field(default_factory=Counter)
     met: Counter[str] = field(default_factory=Counter)
 
@@ -233,7 +233,7 @@ class Soak:
         family = [process] if lease.role == "supervisor" else [process, *process.children(recursive=True)]
         now = time.time()
         self.seen.lives[lease.role, lease.pid].append(
-            Look(
+            Measurement(
                 at=now,
                 age=now - process.create_time(),
                 megabytes=sum(it.memory_full_info().uss for it in family) / 1e6,
@@ -246,7 +246,7 @@ class Soak:
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def grown(lives: Mapping[tuple[str, int], Sequence[Look]]) -> dict[str, Any]:
+def grown(lives: Mapping[tuple[str, int], Sequence[Measurement]]) -> dict[str, Any]:
     """Return for the longest life of each role: memory, files and threads after settling and at the end, and the growth
     of memory per hour."""
     found: dict[str, Any] = {}

@@ -74,7 +74,7 @@ IN_PAIRS = ("Online DPO",)
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     objective: str
     data: Data
     seed: int
@@ -110,26 +110,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(markdown(found)))
 
 
-def measure(names: Collection[str], seeds: int, steps: int) -> list[Found]:
+def measure(names: Collection[str], seeds: int, steps: int) -> list[Measurement]:
     found = []
     for name, seed in product(names, range(seeds)):
         for data in ("uniform", "reference"):
-            found.append(Found(name, data, seed, *lead(loss_of(name), data, seed, steps, pairs=name in IN_PAIRS)))
+            found.append(Measurement(name, data, seed, *lead(loss_of(name), data, seed, steps, pairs=name in IN_PAIRS)))
     return found
 
 
-def write(path: Path, found: Sequence[Found]) -> None:
+def write(path: Path, found: Sequence[Measurement]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(found[0])))
         writer.writeheader()
         writer.writerows(asdict(it) for it in sorted(found, key=lambda it: list(OBJECTIVES).index(it.objective)))
 
 
-def read(path: Path) -> list[Found]:
+def read(path: Path) -> list[Measurement]:
     with path.open(newline="") as file:
         rows = list(csv.reader(file))[1:]
     return [
-        Found(name, "uniform" if data == "uniform" else "reference", int(seed), *map(float, numbers))
+        Measurement(name, "uniform" if data == "uniform" else "reference", int(seed), *map(float, numbers))
         for name, data, seed, *numbers in rows
     ]
 
@@ -204,7 +204,7 @@ def chosen(ref_NL: Tensor, data: Data) -> Tensor:
     return torch.repeat_interleave(torch.arange(toy.N), times_N)[None]
 
 
-def markdown(found: Sequence[Found]) -> Iterator[str]:
+def markdown(found: Sequence[Measurement]) -> Iterator[str]:
     before = [it.distance_before for it in found if it.objective == found[0].objective and it.data == "uniform"]
     yield f"Before: {spread(before)}."
     yield ""
@@ -218,7 +218,7 @@ def markdown(found: Sequence[Found]) -> Iterator[str]:
         yield f"| {' | '.join([name, *cells])} |"
 
 
-def drawn(found: Sequence[Found]) -> str:
+def drawn(found: Sequence[Measurement]) -> str:
     """Return a chart on a logarithmic axis: a mark at the final distance of each objective and kind of data, and a line
     at the distance before."""
     bottom, top, left, right, row = -7, 0, 230, 640, 16

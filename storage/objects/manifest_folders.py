@@ -111,20 +111,20 @@ def stored_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [instead.get(file["name"], file) for file in manifest["files"]]
 
 
-class Found(NamedTuple):
+class VersionFolders(NamedTuple):
     """The versions, or checkpoints, under a prefix, oldest first."""
 
     complete: list[Version]  # have a manifest, so they exist
     unfinished: list[Version]  # have files but no manifest: they are still being written, or were left behind
 
 
-def survey(store: Store, prefix: str) -> Found:
+def survey(store: Store, prefix: str) -> VersionFolders:
     files: dict[Version, set[str]] = {}
     for entry in store.list(prefix):
         if place := layout.parse_folder(entry.key):
             files.setdefault(place[0], set()).add(place[1])
     oldest_first = sorted(files, key=lambda it: it.order)
-    return Found(
+    return VersionFolders(
         complete=[it for it in oldest_first if layout.MANIFEST in files[it]],
         unfinished=[it for it in oldest_first if layout.MANIFEST not in files[it]],
     )
@@ -190,7 +190,7 @@ def remove(store: Store, prefix: str) -> None:
         store.discard(key)
 
 
-def left_behind(store: Store, prefix: str, found: Found) -> list[Version]:
+def left_behind(store: Store, prefix: str, found: VersionFolders) -> list[Version]:
     """Return the folders that `sweep` may remove: those without a manifest that are older than the newest complete
     folder. Folders of which there are only unfinished uploads count too."""
     begun = {place[0] for key in store.unfinished(prefix) if (place := layout.parse_folder(key))}

@@ -8,7 +8,7 @@ from typing import Any, Self
 from storage import layout
 from storage.objects import manifest_folders, records
 from storage.objects.damage import LookingAt, raising
-from storage.objects.manifest_folders import Found
+from storage.objects.manifest_folders import VersionFolders
 from storage.runs.run import Run
 from tba.errors import AlreadyExists, Damaged, Missing
 from tba.types import Eligibility, Version
@@ -120,7 +120,7 @@ def give_up(
 
 
 def keep_only(
-    run: Run, prefix: str, found: Found, kept: Callable[[], Collection[Version]], *, why: str
+    run: Run, prefix: str, found: VersionFolders, kept: Callable[[], Collection[Version]], *, why: str
 ) -> list[Version]:
     """Give up and remove the versions or checkpoints in `found`, except those that `kept` returns. Also remove what
     interrupted writes and removals have left behind. Return the removed versions or checkpoints.

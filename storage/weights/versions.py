@@ -112,7 +112,7 @@ class Versions:
         for the base after storing."""
         complete = manifest_folders.complete(self.run.own, layout.VERSIONS)
         stranded = [version for version in complete if self.base(version) in removed]
-        found = manifest_folders.Found(complete=stranded, unfinished=[])
+        found = manifest_folders.VersionFolders(complete=stranded, unfinished=[])
         return retention.keep_only(self.run, layout.VERSIONS, found, set, why="their base was removed meanwhile")
 
 

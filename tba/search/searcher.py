@@ -73,7 +73,7 @@ class Searcher:
                 self.step()
                 while groups := self.in_flight.next_shard():
                     if self.lag is None:
-                        self.adoption.look()
+                        self.adoption.begin_look()
                     self.append(groups)
 
     def resume(self) -> None:
@@ -92,7 +92,7 @@ class Searcher:
         if self.lag is not None:
             adoption.await_number(max(self.first_version, self.rounds.next - self.lag))
             return True
-        adoption.take_found(in_flight=bool(self.in_flight))
+        adoption.adopt_found(in_flight=bool(self.in_flight))
         if self.in_flight and (adoption.fetched or self.is_spent):
             return False
         if self.is_spent:

@@ -10,7 +10,7 @@ from tba.errors import Busy, Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, ReadsAhead, VersionStore
 from tba.runtime.waiting import looks
 from tba.search.progress import Progress
-from tba.search.version_watcher import Lookout
+from tba.search.version_watcher import VersionWatcher
 from tba.types import Version
 
 LOOK_EVERY = 1.0  # seconds between looks for a version while responses are in flight
@@ -37,7 +37,7 @@ class VersionAdoption:
     ):
         self.searcher, self.generator, self.versions, self.events = searcher, generator, versions, events
         self.progress, self.deadline, self.updates_in_flight = progress, deadline, updates_in_flight
-        self.lookout = Lookout(versions, generator.read_ahead if isinstance(generator, ReadsAhead) else None)
+        self.watcher = VersionWatcher(versions, generator.read_ahead if isinstance(generator, ReadsAhead) else None)
         self.looked = 0.0  # time of the last look
         self.version: Version | None = None
         self.rounds_begun = 0  # number of rounds begun with this version
@@ -45,7 +45,7 @@ class VersionAdoption:
         self.refused: Version | None = None  # the newest damaged version, which is not fetched again
 
     def close(self) -> None:
-        self.lookout.close()
+        self.watcher.close()
 
     # --- waiting for a version ------------------------------------------------------------------------------------
 
@@ -109,39 +109,39 @@ class VersionAdoption:
         """Fetch and adopt a version, unless it is in use or was refused as damaged."""
         if version not in (self.version, self.refused):
             with self._reporting(version):
-                self._take(version, self.versions.load(version))
+                self._load(version, self.versions.load(version))
 
     def adopt_newest(self) -> None:
         """Look for the newest version, and adopt it if it is newer. No response may be in flight."""
-        self.look()
-        self.take_found(in_flight=False, wait=True)
+        self.begin_look()
+        self.adopt_found(in_flight=False, wait=True)
 
-    def look(self) -> None:
-        """Begin to look for the newest version and to fetch it, in a thread. `take_found` adopts it later."""
+    def begin_look(self) -> None:
+        """Begin to look for the newest version and to fetch it, in a thread. `adopt_found` adopts it later."""
         with self.progress.timed("adopt"):
-            self.lookout.look(after=self.fetched[0] if self.fetched else self.version, refused=self.refused)
+            self.watcher.begin_look(after=self.fetched[0] if self.fetched else self.version, refused=self.refused)
         self.looked = time.monotonic()
 
     def look_in_flight(self) -> None:
         """Look every second while responses are in flight, and adopt a newer version if `updates_in_flight` allows
         it."""
         if time.monotonic() - self.looked >= LOOK_EVERY:
-            self.look()
-        self.take_found(in_flight=True)
+            self.begin_look()
+        self.adopt_found(in_flight=True)
 
-    def take_found(self, *, in_flight: bool, wait: bool = False) -> None:
+    def adopt_found(self, *, in_flight: bool, wait: bool = False) -> None:
         """Adopt the version that the last look has found. If responses are in flight and `updates_in_flight` is false,
         keep the version until a later call without responses in flight. With `wait`, first wait for the look to end."""
         with self.progress.timed("adopt"):
-            if found := self.lookout.take(wait=wait):
+            if found := self.watcher.pop_found(wait=wait):
                 with self._reporting(found.version):
                     if isinstance(found.folder, Exception):
                         raise found.folder
                     self.fetched = found.version, found.folder
             if self.fetched and (not in_flight or (found and self.updates_in_flight)):
-                self._take(*self.fetched)
+                self._load(*self.fetched)
 
-    def _take(self, version: Version, folder: Path) -> None:
+    def _load(self, version: Version, folder: Path) -> None:
         """Load a version into the generator. If the generator is busy, the version stays fetched."""
         with self._reporting(version), suppress(Busy):
             self.generator.adopt(folder, version)

@@ -11,37 +11,37 @@ from tba.runtime.background import Background
 from tba.types import Version
 
 
-class Found(NamedTuple):
+class FetchedVersion(NamedTuple):
     version: Version
     folder: Path | FileNotFoundError | Damaged  # the folder of its verified files, or the error if there is none
 
 
-class Lookout:
+class VersionWatcher:
     """Makes one look at a time, in its own thread. A look finds the newest version, and fetches and verifies it if it
     is newer than the version in use. Only the newest version is fetched, however many were published since the last
     look. After fetching, the look calls `read_ahead` with the version's folder.
 
-    Only the thread that made a lookout may call its methods. An error of a look is raised at the next call. If the
-    version that a look found is removed or damaged, the error is not raised but returned by `take`.
+    Only the thread that made a watcher may call its methods. An error of a look is raised at the next call. If the
+    version that a look found is removed or damaged, the error is not raised but returned by `pop_found`.
     """
 
     def __init__(self, versions: VersionStore, read_ahead: Callable[[Path], object] | None = None):
         self.versions, self.read_ahead = versions, read_ahead
-        self._line = Background("lookout")
-        self._found: Found | None = None
+        self._line = Background("version-watcher")
+        self._found: FetchedVersion | None = None
 
-    def look(self, *, after: Version | None, refused: Version | None = None) -> None:
+    def begin_look(self, *, after: Version | None, refused: Version | None = None) -> None:
         """Begin a look for a version that is newer than `after` and not `refused`. Do nothing if a look is under way,
-        or if `take` has not yet returned the version that the last look found."""
+        or if `pop_found` has not yet returned the version that the last look found."""
         self._line.check()
         if self._line.idle() and self._found is None:
             self._line.submit(partial(self._look, after, refused))
 
     def wait(self) -> None:
-        """Wait for the look that is under way. `take` then returns the version that it found."""
+        """Wait for the look that is under way. `pop_found` then returns the version that it found."""
         self._line.finish()
 
-    def take(self, *, wait: bool = False) -> Found | None:
+    def pop_found(self, *, wait: bool = False) -> FetchedVersion | None:
         """Return the version that the last look found, and forget it; None if it found no newer version. While a look
         is under way, return None, or, with `wait`, wait for the look to end."""
         if wait:
@@ -53,9 +53,9 @@ class Lookout:
         return found
 
     def close(self) -> None:
-        """Wait for the look that is under way, and drop the version that it finds. The lookout can be used again."""
+        """Wait for the look that is under way, and drop the version that it finds. The watcher can be used again."""
         self._line.close()
-        self._line, self._found = Background("lookout"), None
+        self._line, self._found = Background("version-watcher"), None
 
     def _look(self, after: Version | None, refused: Version | None) -> None:
         newest = self.versions.newest()
@@ -64,8 +64,8 @@ class Lookout:
         try:
             folder = self.versions.load(newest)
         except (FileNotFoundError, Damaged) as fault:
-            self._found = Found(newest, fault)
+            self._found = FetchedVersion(newest, fault)
             return
         if self.read_ahead:
             self.read_ahead(folder)
-        self._found = Found(newest, folder)
+        self._found = FetchedVersion(newest, folder)

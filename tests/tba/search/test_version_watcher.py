@@ -11,7 +11,7 @@ from benchmarks.harness import fakes
 from tba.errors import Damaged, Missing, Stopped, StorageError
 from tba.search.prompt_stream import PromptStream
 from tba.search.searcher import Searcher
-from tba.search.version_watcher import Found, Lookout
+from tba.search.version_watcher import FetchedVersion, VersionWatcher
 from tba.types import Version
 from tests.support.tba.searchers import searcher_config
 
@@ -33,85 +33,87 @@ class Gated(fakes.Versions):
 
 
 def threads() -> list[str]:
-    return [it.name for it in threading.enumerate() if it.name.startswith("lookout")]
+    return [it.name for it in threading.enumerate() if it.name.startswith("version-watcher")]
 
 
 @pytest.fixture
-def lookouts() -> Iterator[Callable[..., Lookout]]:
-    made: list[Lookout] = []
+def watchers() -> Iterator[Callable[..., VersionWatcher]]:
+    made: list[VersionWatcher] = []
 
-    def make(*arguments: Any) -> Lookout:
-        made.append(Lookout(*arguments))
+    def make(*arguments: Any) -> VersionWatcher:
+        made.append(VersionWatcher(*arguments))
         return made[-1]
 
     yield make
-    for lookout in made:
-        lookout.close()
+    for watcher in made:
+        watcher.close()
     assert not threads()
 
 
-def test_one_look_is_made_at_a_time_and_finds_the_newest(lookouts: Callable[..., Lookout]):
+def test_one_look_is_made_at_a_time_and_finds_the_newest(watchers: Callable[..., VersionWatcher]):
     versions = Gated(V0, V1)
-    lookout = lookouts(versions)
-    lookout.look(after=None)
-    assert lookout.take(wait=True) == Found(V0, Path(str(V0)))
-    lookout.look(after=V0)
-    assert versions.asked.wait(20.0) and lookout.take() is None
+    watcher = watchers(versions)
+    watcher.begin_look(after=None)
+    assert watcher.pop_found(wait=True) == FetchedVersion(V0, Path(str(V0)))
+    watcher.begin_look(after=V0)
+    assert versions.asked.wait(20.0) and watcher.pop_found() is None
     versions.queue += [V2, V3]
     for _ in range(9):
-        lookout.look(after=V0)
-    assert versions.seen == [V0, V1] and lookout.take() is None
+        watcher.begin_look(after=V0)
+    assert versions.seen == [V0, V1] and watcher.pop_found() is None
     versions.queue = [V3]
     versions.gate.set()
-    lookout.wait()
-    lookout.look(after=V0)
-    assert lookout.take(wait=True) == Found(V1, Path(str(V1))) and lookout.take() is None
-    lookout.look(after=V1)
-    assert lookout.take(wait=True) == Found(V3, Path(str(V3))) and versions.loaded == [V0, V1, V3]
+    watcher.wait()
+    watcher.begin_look(after=V0)
+    assert watcher.pop_found(wait=True) == FetchedVersion(V1, Path(str(V1))) and watcher.pop_found() is None
+    watcher.begin_look(after=V1)
+    assert watcher.pop_found(wait=True) == FetchedVersion(V3, Path(str(V3))) and versions.loaded == [V0, V1, V3]
 
 
 @pytest.mark.parametrize(("after", "refused"), [(V1, None), (V2, None), (V0, V1), (Version(0, 2), None)])
 def test_what_is_known_or_refused_is_not_fetched(
-    after: Version, refused: Version | None, lookouts: Callable[..., Lookout]
+    after: Version, refused: Version | None, watchers: Callable[..., VersionWatcher]
 ):
-    lookout = lookouts(versions := fakes.Versions(V1))
-    lookout.look(after=after, refused=refused)
-    assert lookout.take(wait=True) is None and versions.seen == [V1] and not versions.loaded
+    watcher = watchers(versions := fakes.Versions(V1))
+    watcher.begin_look(after=after, refused=refused)
+    assert watcher.pop_found(wait=True) is None and versions.seen == [V1] and not versions.loaded
 
 
-def test_a_folder_is_read_ahead_in_the_same_thread_once_it_is_there(lookouts: Callable[..., Lookout]):
+def test_a_folder_is_read_ahead_in_the_same_thread_once_it_is_there(watchers: Callable[..., VersionWatcher]):
     read: list[tuple[Path, str]] = []
     versions = fakes.Versions(V0, V1, broken={V1: Damaged("model.safetensors")})
-    lookout = lookouts(versions, lambda folder: read.append((folder, threading.current_thread().name)))
+    watcher = watchers(versions, lambda folder: read.append((folder, threading.current_thread().name)))
     for after in (None, V0):
-        lookout.look(after=after)
-        lookout.take(wait=True)
-    assert [folder for folder, _ in read] == [Path(str(V0))] and read[0][1].startswith("lookout")
+        watcher.begin_look(after=after)
+        watcher.pop_found(wait=True)
+    assert [folder for folder, _ in read] == [Path(str(V0))] and read[0][1].startswith("version-watcher")
 
 
-def test_a_version_that_is_gone_or_damaged_is_told_and_every_other_error_raised(lookouts: Callable[..., Lookout]):
+def test_a_version_that_is_gone_or_damaged_is_told_and_every_other_error_raised(
+    watchers: Callable[..., VersionWatcher],
+):
     errors = {V0: Missing("pruned"), V1: Damaged("model.safetensors"), V2: StorageError("no store")}
-    lookout = lookouts(fakes.Versions(*errors, broken=errors))
+    watcher = watchers(fakes.Versions(*errors, broken=errors))
     for version in (V0, V1):
-        lookout.look(after=None)
-        assert lookout.take(wait=True) == Found(version, errors[version])
-    lookout.look(after=None)
+        watcher.begin_look(after=None)
+        assert watcher.pop_found(wait=True) == FetchedVersion(version, errors[version])
+    watcher.begin_look(after=None)
     with pytest.raises(StorageError, match="no store"):
-        lookout.take(wait=True)
-    for call in (lookout.take, lambda: lookout.look(after=None)):
+        watcher.pop_found(wait=True)
+    for call in (watcher.pop_found, lambda: watcher.begin_look(after=None)):
         with pytest.raises(StorageError, match="no store"):
             call()
 
 
-def test_who_closes_waits_for_the_look_and_may_look_again(lookouts: Callable[..., Lookout]):
-    lookout = lookouts(versions := Gated(V1))
-    lookout.look(after=None)
+def test_who_closes_waits_for_the_look_and_may_look_again(watchers: Callable[..., VersionWatcher]):
+    watcher = watchers(versions := Gated(V1))
+    watcher.begin_look(after=None)
     assert versions.asked.wait(20.0)
     threading.Timer(0.05, versions.gate.set).start()
-    lookout.close()
-    assert versions.loaded == [V1] and not threads() and lookout.take() is None
-    lookout.look(after=None)
-    assert lookout.take(wait=True) == Found(V1, Path(str(V1)))
+    watcher.close()
+    assert versions.loaded == [V1] and not threads() and watcher.pop_found() is None
+    watcher.begin_look(after=None)
+    assert watcher.pop_found(wait=True) == FetchedVersion(V1, Path(str(V1)))
 
 
 def searcher(
