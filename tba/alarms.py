@@ -22,7 +22,7 @@ class Alarms:
         self.tell, self.patience = tell, patience
         self.held: dict[tuple[str, str], _Held] = {}
 
-    def look(self, found: Iterable[Alarm]) -> None:
+    def update(self, found: Iterable[Alarm]) -> None:
         """Report each alarm in `found` that is new, and each earlier alarm that is over. `found` must have all alarms
         that hold at this moment."""
         present = {(alarm.kind, alarm.of): alarm for alarm in found}

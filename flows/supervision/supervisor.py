@@ -125,11 +125,11 @@ class Supervisor:
                 roles.state = roles.wanted_state.change(searchers=0, why=DONE_LEARNING)
             for w in roles.unwanted():
                 self.keeper.drain(w)
-            self.store_alarm.look([])
+            self.store_alarm.update([])
         except StorageError as error:
             if now - roles.last_look > self.limits.orphan_after:
                 raise
-            self.store_alarm.look([Alarm("store-trouble", str(error))])
+            self.store_alarm.update([Alarm("store-trouble", str(error))])
             time.sleep(self.limits.lease_every)
             roles.look_soon()
 
@@ -137,7 +137,7 @@ class Supervisor:
         """Read the leases and the wanted state. Report alarms and new events of the roles."""
         self.roles.look()
         self.lease.tell("supervising", roles=len(self.roles.alive()))
-        self.alarms.look([*self.operating.find(self.roles.open_leases()), *lease_alarms(self.roles.watch)])
+        self.alarms.update([*self.operating.find(self.roles.open_leases()), *lease_alarms(self.roles.watch)])
         while self.lease.repairs:
             self.on_event(Event(DAMAGED, self.lease.repairs.popleft(), "warning"))
         for event in self.news.new():
@@ -197,9 +197,9 @@ class Supervisor:
     def look_if_possible(self) -> None:
         try:
             self.look()
-            self.store_alarm.look([])
+            self.store_alarm.update([])
         except StorageError as error:
-            self.store_alarm.look([Alarm("store-trouble", str(error))])
+            self.store_alarm.update([Alarm("store-trouble", str(error))])
             self.roles.next_look = time.monotonic() + self.limits.lease_every
 
     def let_go(self) -> None:

@@ -60,7 +60,7 @@ class Evaluator:
             if version and step is not None:
                 scores = self.scores(version, step)
                 self.evaluations.write(scores)
-                self.alarms.look(self.mismatched(scores))
+                self.alarms.update(self.mismatched(scores))
                 # Score it only once, even if `done` does not list it because a fork inherited the name of its scores.
                 self.passed_over.add(version)
                 continue

@@ -73,7 +73,7 @@ class LogZ(nn.Module):
         return (hidden_PTD * mask_PT[:, :, None]).sum(dim=1) / length_P[:, None]
 
 
-def make_companion(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:
+def make_auxiliary_model(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:
     """Return the model that the objective needs in addition to this policy, with its optimizer, or None if the
     objective needs no such model."""
     auxiliary, training = config.objective.auxiliary, config.training

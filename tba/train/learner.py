@@ -21,7 +21,7 @@ from tba.fetched import Fetched
 from tba.models.policy import AdapterSnapshot, Policy, Snapshot
 from tba.models.pretrained import computing
 from tba.objectives import Estimates, Groups, Loss, joined
-from tba.train.auxiliary_models import LogZ, ValueModel, make_companion
+from tba.train.auxiliary_models import LogZ, ValueModel, make_auxiliary_model
 from tba.train.micro_batches import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
 from tba.train.moving_reference import MovingReference
 from tba.train.optimizers import check_fits
@@ -46,7 +46,7 @@ class Learner:
         self.objective = config.objective
         self.reference: MovingReference | None = None  # None until the reference moves: stored numbers suffice
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
-        self.companion = make_companion(config, policy.model)
+        self.auxiliary = make_auxiliary_model(config, policy.model)
         if config.training.checkpoint_activations:
             layers_of(policy.model)  # refuses a model without such layers
         self.padded_because = why_padded(policy.model)
@@ -62,8 +62,8 @@ class Learner:
         if state.reference is not None:
             self.reference = MovingReference(self.policy.twin())
             self.reference.restore(state.reference)
-        if self.companion and state.companion:
-            self.companion.restore(state.companion)
+        if self.auxiliary and state.auxiliary:
+            self.auxiliary.restore(state.auxiliary)
 
     def state(self, *, step: int, sync: int) -> TrainingState:
         """Return everything that a checkpoint after this step keeps, except the policy's weights and the prompt
@@ -76,7 +76,7 @@ class Learner:
             optimizer_name=self.config.training.optimizer,
             random=torch.get_rng_state(),
             reference=self.reference and self.reference.tensors(keep=self.ranks.rank == 0),
-            companion=self.companion and self.companion.tensors(),
+            auxiliary=self.auxiliary and self.auxiliary.tensors(),
             ranks=self.ranks,
         )
 
@@ -175,18 +175,18 @@ class Learner:
         if "value" in spread:
             value_PKT = spread["value"].unflatten(0, (-1, part.responses_per_prompt))
             return replace(groups, value_PKT=value_PKT)
-        if self.companion and isinstance(self.companion.model, LogZ):
+        if self.auxiliary and isinstance(self.auxiliary.model, LogZ):
             most = self.config.training.tokens_per_micro_batch
             with self._computing():
-                return replace(groups, log_z_P=self.companion.model(self.policy.model, part, most))
+                return replace(groups, log_z_P=self.auxiliary.model(self.policy.model, part, most))
         return groups
 
     def _readers(self) -> dict[str, Reader]:
         """Return the functions that compute the numbers of each counted token, by name: its log-probability, and its
         value if a value model is trained."""
         readers: dict[str, Reader] = {"logp": partial(self.logps, self.policy.model)}
-        if self.companion and isinstance(self.companion.model, ValueModel):
-            readers["value"] = partial(self._values, self.companion.model)
+        if self.auxiliary and isinstance(self.auxiliary.model, ValueModel):
+            readers["value"] = partial(self._values, self.auxiliary.model)
         return readers
 
     def logps(self, model: nn.Module, piece: Piece) -> Tensor:
@@ -204,7 +204,7 @@ class Learner:
         return keeping_little(model) if self.config.training.checkpoint_activations else nullcontext()
 
     def all_trained(self) -> list[Trained[Any]]:
-        return [self.trained, *([self.companion] if self.companion else [])]
+        return [self.trained, *([self.auxiliary] if self.auxiliary else [])]
 
     def reset_reference(self, step: int) -> None:
         """Set the reference to the current policy if a reset is due before this step. A reference that follows the

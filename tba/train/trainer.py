@@ -165,7 +165,7 @@ class Trainer:
             **{f"seconds_{part}": spent for part, spent in {**prepared.seconds, **seconds}.items()},
         }
         self.metrics.write(dict(metrics), step=step)
-        self.alarms.look(self.learning.find(step, metrics, learned.outcomes))
+        self.alarms.update(self.learning.find(step, metrics, learned.outcomes))
         self.step_times.add(seconds["step"])
         state = "stopping at the next sync" if self.stopping else f"step {step} of {config.training.steps}"
         # Searchers can load the published version. It is often older than the step's own, which is still being stored.

@@ -28,7 +28,7 @@ from tba.runtime.waiting import looks
 from tba.train.optimizers import HeldAdamW
 
 _STATE, _FILE, _OPTIMIZER, _REFERENCE = "state.json", "optimizer", "optimizer.", "reference.safetensors"
-_COMPANION, _RANDOM = "companion.safetensors", "random"
+_AUXILIARY, _RANDOM = "companion.safetensors", "random"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class TrainingState:
     random: Tensor  # torch's CPU generator
     optimizer_name: OptimizerName = "adamw"
     reference: dict[str, Tensor] | None = None  # the reference's weights by name, if it has moved
-    companion: dict[str, Tensor] | None = None  # weights and optimizer of the model that the objective needs, if any
+    auxiliary: dict[str, Tensor] | None = None  # weights and optimizer of the model that the objective needs, if any
     ranks: Ranks = ALONE  # the rank that has this state
     others: Path | None = None  # folder into which the other ranks write their parts of the optimizer
 
@@ -53,7 +53,7 @@ class TrainingState:
                 name = optimizer_file(Ranks(rank, self.ranks.size))
                 await_file(self.others / name).rename(folder / name)
             self.others.rmdir()
-        for tensors, name in ((self.reference, _REFERENCE), (self.companion, _COMPANION)):
+        for tensors, name in ((self.reference, _REFERENCE), (self.auxiliary, _AUXILIARY)):
             if tensors is not None:
                 save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues, "moments": len(self.optimizer)}
@@ -85,7 +85,7 @@ class TrainingState:
                 optimizer_name=plain.get("optimizer", "adamw"),
                 ranks=ranks,
                 reference=_read_reference(folder / _REFERENCE, ranks),
-                companion=_load(folder / _COMPANION),
+                auxiliary=_load(folder / _AUXILIARY),
             )
             _check_moments(tensors.keys(), plain.get("moments", min(state.step, 1)), state.step)
             return state

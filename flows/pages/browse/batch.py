@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flows.pages.browse.session import Look
+from flows.pages.browse.run_snapshot import RunSnapshot
 
 BATCH = """
 with drawn as (select * from draws_all where sync = {sync} and step = {step} and attempt = {attempt})
@@ -81,12 +81,12 @@ def mean_reward(slot: Slot) -> float:
     return sum(it.row["reward"] * it.times for it in slot) / sum(it.times for it in slot)
 
 
-def read_batch(look: Look, place: dict[str, int]) -> Batch:
+def read_batch(snapshot: RunSnapshot, place: dict[str, int]) -> Batch:
     """Read the batch of a step. Only the shards that hold responses of the batch are opened."""
-    shards = look.ask(SHARDS.format(**place)).rows
+    shards = snapshot.ask(SHARDS.format(**place)).rows
     searchers, seqs = (",".join(map(str, sorted({shard[n] for shard in shards}))) or "-1" for n in (0, 1))
     pruned = f"searcher in ({searchers}) and seq in ({seqs}) and trajectory_id in (select trajectory_id from drawn)"
-    rows = look.rows(BATCH.format(**place, pruned=pruned))
+    rows = snapshot.rows(BATCH.format(**place, pruned=pruned))
     grouped: defaultdict[int, dict[str, list[dict[str, Any]]]] = defaultdict(dict)
     for row in rows:
         grouped[row["slot"]].setdefault(row["trajectory_id"], []).append(row)

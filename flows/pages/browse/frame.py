@@ -4,7 +4,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flows.pages.browse.session import Look
+from flows.pages.browse.run_snapshot import RunSnapshot
 from flows.pages.rendering import STYLE, digest, render
 
 HEADERS = {
@@ -20,6 +20,6 @@ HEADERS = {
 """Headers of every answer: a browser runs no script, fetches nothing, stores nothing and informs no other site."""
 
 
-def show(look: Look, here: str, template: str, **variables: Any) -> Markup:
+def show(snapshot: RunSnapshot, here: str, template: str, **variables: Any) -> Markup:
     """Return a page. `here` is its address, and `template` its file in templates/browse/."""
-    return render(f"browse/{template}", run=look.run, at=look.at, here=here, **variables)
+    return render(f"browse/{template}", run=snapshot.run, at=snapshot.at, here=here, **variables)

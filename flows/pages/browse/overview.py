@@ -4,7 +4,7 @@ from markupsafe import Markup
 
 from flows.pages import addresses
 from flows.pages.browse.frame import show
-from flows.pages.browse.session import Look
+from flows.pages.browse.run_snapshot import RunSnapshot
 from flows.pages.charts import Chart, Series
 from flows.pages.report.curves import SCORES, score_charts
 from flows.pages.tables import Fact, Table, facts
@@ -38,38 +38,38 @@ order by created_at desc limit {_NEWEST}
 """
 
 
-def page(look: Look) -> Markup:
-    curves, scores = look.ask(CURVES), look.ask(SCORES)
+def page(snapshot: RunSnapshot) -> Markup:
+    curves, scores = snapshot.ask(CURVES), snapshot.ask(SCORES)
     charts = [
         *score_charts(scores),
         Chart("Reward of batches", [Series("reward", curves.points("reward_mean"))]),
         Chart("Loss", [Series("loss", curves.points("loss"))]),
         Chart("Gradient norm", [Series("gradient norm", curves.points("grad_norm"))]),
     ]
-    newest, steepest, skipped, favourite = look.ask(WORTH).rows[0]
+    newest, steepest, skipped, favourite = snapshot.ask(WORTH).rows[0]
     return show(
-        look,
+        snapshot,
         "/",
         "overview.html",
-        summary=look.summary,
-        created=look.run.created_at[:19].replace("T", " "),
-        facts=_facts(look, scores),
+        summary=snapshot.summary,
+        created=snapshot.run.created_at[:19].replace("T", " "),
+        facts=_facts(snapshot, scores),
         newest=newest,
         steepest=steepest,
         skipped=skipped,
         favourite=favourite,
         charts=[chart.figure() for chart in charts],
-        steps=look.ask(f"{STEPS} limit {_NEWEST}"),
-        events=look.rows(EVENTS),
+        steps=snapshot.ask(f"{STEPS} limit {_NEWEST}"),
+        events=snapshot.rows(EVENTS),
     )
 
 
-def steps_page(look: Look, page: int) -> Markup:
-    steps = look.ask(f"{STEPS} limit {_STEPS_A_PAGE + 1} offset {page * _STEPS_A_PAGE}")
+def steps_page(snapshot: RunSnapshot, page: int) -> Markup:
+    steps = snapshot.ask(f"{STEPS} limit {_STEPS_A_PAGE + 1} offset {page * _STEPS_A_PAGE}")
     has_older = len(steps.rows) > _STEPS_A_PAGE
     steps.rows[_STEPS_A_PAGE:] = []
     return show(
-        look,
+        snapshot,
         f"/steps?page={page}" if page else "/steps",
         "steps.html",
         query=STEPS,
@@ -79,10 +79,10 @@ def steps_page(look: Look, page: int) -> Markup:
     )
 
 
-def _facts(look: Look, scores: Table) -> list[Fact]:
-    trajectories, draws, prompts, attempts, alarms = look.ask(COUNTS).rows[0]
-    planned = look.run.config.get("training", {}).get("steps")
-    last = look.ask("select max(step) from steps").rows[0][0] or 0
+def _facts(snapshot: RunSnapshot, scores: Table) -> list[Fact]:
+    trajectories, draws, prompts, attempts, alarms = snapshot.ask(COUNTS).rows[0]
+    planned = snapshot.run.config.get("training", {}).get("steps")
+    last = snapshot.ask("select max(step) from steps").rows[0][0] or 0
     told = [Fact("steps", f"{last:,} of {planned:,}" if isinstance(planned, int) else last)]
     for metric in list(dict.fromkeys(scores.column("metric")))[:_MOST_SCORES]:
         values = [float(value) for name, _, value in scores.rows if name == metric]

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from flows.pages import addresses
 from flows.pages.browse.frame import show
-from flows.pages.browse.session import Look, Refused
+from flows.pages.browse.run_snapshot import Refused, RunSnapshot
 from flows.pages.charts import Chart, Series
 from flows.pages.tables import Fact, facts
 from flows.pages.values import written
@@ -26,14 +26,14 @@ order by created_at desc, trajectory_id
 """
 
 
-def page(look: Look, prompt_id: str) -> Markup:
-    texts, responses = look.rows(PROMPT, [prompt_id]), look.rows(RESPONSES, [prompt_id, prompt_id])
+def page(snapshot: RunSnapshot, prompt_id: str) -> Markup:
+    texts, responses = snapshot.rows(PROMPT, [prompt_id]), snapshot.rows(RESPONSES, [prompt_id, prompt_id])
     if not texts and not responses:
         raise Refused("there is no prompt with this id")
     literal = "'" + prompt_id.replace("'", "''") + "'"
     rewards = [it["reward"] for it in responses]
     return show(
-        look,
+        snapshot,
         addresses.prompt(prompt_id),
         "prompt.html",
         id=prompt_id,

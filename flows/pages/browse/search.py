@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from flows.pages import addresses
 from flows.pages.browse.frame import show
-from flows.pages.browse.session import Look, Refused
+from flows.pages.browse.run_snapshot import Refused, RunSnapshot
 from flows.pages.tables import Table
 from flows.queries.statements import explain
 from tba.errors import ConfigError, QueryError, QueryFailed
@@ -65,7 +65,7 @@ left join (select trajectory_id, count(*) as draws from draws group by trajector
 Form = Mapping[str, str]
 
 
-def page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
+def page(snapshot: RunSnapshot, form: Form, *, foreign: bool = False) -> Markup:
     """Return the page of chosen trajectories. A form that cannot be answered is shown with its error."""
     hits, problem, query = None, "", ""
     try:
@@ -73,13 +73,13 @@ def page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
             raise Refused(_FOREIGN)
         where = conditions(form)
         query = SELECTION.format(where=where, order=_ORDERS[_order(form)][1]).strip()
-        hits = _find(look, form, where, query)
+        hits = _find(snapshot, form, where, query)
     except QueryFailed as error:
         problem = explain(error)
     except (QueryError, ConfigError) as error:
         problem = str(error)
     return show(
-        look,
+        snapshot,
         addresses.with_query("/trajectories", form),
         "trajectories.html",
         form={name: _plain(form.get(name, "")) for name in _FIELDS},
@@ -92,7 +92,7 @@ def page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
     )
 
 
-def sql_page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
+def sql_page(snapshot: RunSnapshot, form: Form, *, foreign: bool = False) -> Markup:
     """Return the page that answers a query, with links in columns whose names belong to a kind of page."""
     query, page, problem = form.get("query", ""), 0, ""
     answer: Table | None = None
@@ -102,7 +102,7 @@ def sql_page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
             raise Refused(_FOREIGN)
         if query.strip():
             page = _page(form)
-            answer = look.answer(query, most=_ROWS_A_PAGE + 1, skip=page * _ROWS_A_PAGE)
+            answer = snapshot.answer(query, most=_ROWS_A_PAGE + 1, skip=page * _ROWS_A_PAGE)
             has_more = len(answer.rows) > _ROWS_A_PAGE
             answer.rows[_ROWS_A_PAGE:] = []
     except QueryFailed as error:
@@ -111,7 +111,7 @@ def sql_page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
         problem = str(error)
     before, after = _around("/sql", form, page, has_more)
     return show(
-        look,
+        snapshot,
         addresses.with_query("/sql", form),
         "sql.html",
         query=_plain(query),
@@ -124,13 +124,13 @@ def sql_page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
     )
 
 
-def _find(look: Look, form: Form, where: str, query: str) -> dict[str, Any]:
+def _find(snapshot: RunSnapshot, form: Form, where: str, query: str) -> dict[str, Any]:
     """Return the template values of one page of the chosen trajectories: its rows, the number and the reward range of
     all chosen trajectories, and the addresses of the pages around it."""
-    [(count, lowest, highest)] = look.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
+    [(count, lowest, highest)] = snapshot.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
     page = min(_page(form), max(0, count - 1) // _A_PAGE)
-    rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=page * _A_PAGE).rows
-    texts = read_texts(look, [name for name, *_ in rows])
+    rows = snapshot.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=page * _A_PAGE).rows
+    texts = read_texts(snapshot, [name for name, *_ in rows])
     names = ("id", "reward", "finished", "version", "draws", "prompt", "response")
     before, after = _around("/trajectories", form, page, (page + 1) * _A_PAGE < count)
     return {
@@ -150,14 +150,14 @@ def _around(path: str, form: Form, page: int, has_more: bool) -> tuple[str, str]
     return before, addresses.with_query(path, {**form, "page": str(page + 1)}) if has_more else ""
 
 
-def read_texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
+def read_texts(snapshot: RunSnapshot, names: list[str]) -> dict[str, tuple[str, str]]:
     """Return prompt and response of these trajectories. Only the shards of these trajectories are opened, because all
     texts of a run together may be large."""
     found = [part.groups() for name in names if (part := _NAME.fullmatch(name))]
     if not found:
         return {}
     searchers, seqs = (", ".join(sorted(set(of))) for of in zip(*found, strict=True))
-    rows = look.ask(TEXTS.format(searchers=searchers, seqs=seqs, most=_MOST_SEEN), [names]).rows
+    rows = snapshot.ask(TEXTS.format(searchers=searchers, seqs=seqs, most=_MOST_SEEN), [names]).rows
     return {name: (prompt or "", response or "") for name, prompt, response in rows}
 
 

@@ -14,7 +14,7 @@ from flows.pages.browse import overview, prompt, search, step, trajectory, versi
 from flows.pages.browse.connections import CrowdedServer, Limits
 from flows.pages.browse.frame import show
 from flows.pages.browse.guard import App, Door, Guard, is_foreign, open_door
-from flows.pages.browse.session import Look, Refused, TooLong
+from flows.pages.browse.run_snapshot import Refused, RunSnapshot, TooLong
 from flows.pages.browse.tokens import Tokens
 from flows.queries.statements import explain
 from storage.runs.run import Run
@@ -28,20 +28,20 @@ def browse(run: Run, *, host: str, port: int, with_token: bool, seconds: float) 
     """Serve a run's pages until Ctrl-C."""
     listening, door = open_door(host, port, with_token=with_token)
     with listening:
-        look = Look(run, seconds)
+        snapshot = RunSnapshot(run, seconds)
         print(f"{run.name} at {door.address}   (Ctrl-C ends it)", flush=True)
         try:
-            make_server(look, door).run(sockets=[listening])
+            make_server(snapshot, door).run(sockets=[listening])
         except KeyboardInterrupt:
             pass
         finally:
-            look.close()
+            snapshot.close()
     return 0
 
 
-def make_server(look: Look, door: Door, limits: Limits | None = None) -> uvicorn.Server:
+def make_server(snapshot: RunSnapshot, door: Door, limits: Limits | None = None) -> uvicorn.Server:
     config = uvicorn.Config(
-        Guard(make_app(look), door),
+        Guard(make_app(snapshot), door),
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -52,14 +52,14 @@ def make_server(look: Look, door: Door, limits: Limits | None = None) -> uvicorn
         server_header=False,
         timeout_graceful_shutdown=2,
     )
-    return CrowdedServer(config, limits or Limits(), look.close)
+    return CrowdedServer(config, limits or Limits(), snapshot.close)
 
 
 # --- which page is where ----------------------------------------------------------------------------------------------
 
 
-def make_app(look: Look) -> App:
-    tokens = Tokens(look.run)
+def make_app(snapshot: RunSnapshot) -> App:
+    tokens = Tokens(snapshot.run)
 
     def number(request: Request, name: str) -> int:
         return _number(request.path_params[name])
@@ -68,7 +68,7 @@ def make_app(look: Look) -> App:
         return dict(request.query_params)
 
     def refresh(request: Request) -> Response:
-        look.refresh()
+        snapshot.refresh()
         to = request.query_params.get("to", "/")
         there = to if to.startswith("/") and not to.startswith(("//", "/\\", "/refresh")) else "/"
         return RedirectResponse(there, 303)
@@ -78,22 +78,22 @@ def make_app(look: Look) -> App:
         return None if attempt is None else _number(attempt)
 
     pages: dict[str, Callable[[Request], str]] = {
-        "/": lambda request: overview.page(look),
-        "/steps": lambda request: overview.steps_page(look, _number(request.query_params.get("page", "0"))),
-        "/trajectories": lambda request: search.page(look, given(request), foreign=is_foreign(request)),
-        "/sql": lambda request: search.sql_page(look, given(request), foreign=is_foreign(request)),
-        "/step/{step}": lambda request: step.page(look, number(request, "step"), optional(request)),
-        "/version/{version}": lambda request: version.page(look, number(request, "version"), optional(request)),
+        "/": lambda request: overview.page(snapshot),
+        "/steps": lambda request: overview.steps_page(snapshot, _number(request.query_params.get("page", "0"))),
+        "/trajectories": lambda request: search.page(snapshot, given(request), foreign=is_foreign(request)),
+        "/sql": lambda request: search.sql_page(snapshot, given(request), foreign=is_foreign(request)),
+        "/step/{step}": lambda request: step.page(snapshot, number(request, "step"), optional(request)),
+        "/version/{version}": lambda request: version.page(snapshot, number(request, "version"), optional(request)),
         "/version/{version}/{attempt}": lambda request: version.page(
-            look, number(request, "version"), optional(request)
+            snapshot, number(request, "version"), optional(request)
         ),
-        "/prompt": lambda request: prompt.page(look, request.query_params.get("id", "").replace("\0", "")),
+        "/prompt": lambda request: prompt.page(snapshot, request.query_params.get("id", "").replace("\0", "")),
         "/trajectory/{searcher}/{seq}/{row}": lambda request: trajectory.page(
-            look, tokens, *(number(request, name) for name in ("searcher", "seq", "row"))
+            snapshot, tokens, *(number(request, name) for name in ("searcher", "seq", "row"))
         ),
     }
     routes = [Route(path, partial(_answer, make), methods=["GET"]) for path, make in pages.items()]
-    show_error = partial(_error_page, look)
+    show_error = partial(_error_page, snapshot)
     kinds = (HTTPException, TBAError, Exception)
     return Starlette(
         routes=[*routes, Route("/refresh", refresh, methods=["GET"])],
@@ -111,7 +111,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _error_page(look: Look, request: Request, error: Exception) -> Response:
+def _error_page(snapshot: RunSnapshot, request: Request, error: Exception) -> Response:
     """Return the page of an error. The terminal shows the traceback of an unexpected error."""
     if isinstance(error, TooLong):
         status, message = 503, str(error)
@@ -126,5 +126,5 @@ def _error_page(look: Look, request: Request, error: Exception) -> Response:
     else:
         status, message = 500, f"unexpected {type(error).__name__}; the terminal of tba browse shows where"
     title = "Page not found" if status == 404 else "This page could not be shown"
-    page = show(look, request.url.path, "problem.html", title=title, message=message)
+    page = show(snapshot, request.url.path, "problem.html", title=title, message=message)
     return HTMLResponse(page.encode(errors="replace"), status)

@@ -10,7 +10,7 @@ from flows.pages import addresses
 from flows.pages.browse import step_summary
 from flows.pages.browse.batch import Batch, read_batch
 from flows.pages.browse.frame import show
-from flows.pages.browse.session import Look, Refused
+from flows.pages.browse.run_snapshot import Refused, RunSnapshot
 from flows.pages.tables import Fact, facts
 from storage.runs.events import ROUTINE
 
@@ -48,18 +48,18 @@ where began_at <= ? and (ended_at is null or ended_at >= ?) order by began_at li
 """
 
 
-def page(look: Look, number: int, attempt: int | None) -> Markup:
-    steps = look.rows(STEP.format(step=number))
+def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
+    steps = snapshot.rows(STEP.format(step=number))
     chosen = [it for it in steps if attempt is None or it["attempt"] == attempt]
     if not chosen:
         of = "" if attempt is None else f" of attempt {attempt}"
         raise Refused(f"there is no step {number}{of}: it has not been taken, or its ledger is not stored yet")
     step = chosen[0]
     place = {"step": number, "sync": step["sync"], "attempt": step["attempt"]}
-    previous_step, next_step = look.ask(AROUND.format(step=number)).rows[0]
-    batch = read_batch(look, place)
+    previous_step, next_step = snapshot.ask(AROUND.format(step=number)).rows[0]
+    batch = read_batch(snapshot, place)
     return show(
-        look,
+        snapshot,
         addresses.step(number, attempt),
         "step.html",
         step=step,
@@ -67,11 +67,11 @@ def page(look: Look, number: int, attempt: int | None) -> Markup:
         next_step=next_step,
         others=[it for it in steps if it["attempt"] != step["attempt"]],
         query=f"from learned_from({number})",
-        summary=_summary(step, batch, look.ask(BEFORE.format(**place, before=_BEFORE)).rows),
+        summary=_summary(step, batch, snapshot.ask(BEFORE.format(**place, before=_BEFORE)).rows),
         facts=_facts(step),
         batch=_shown(batch, step["beta"]),
-        events=look.rows(EVENTS.format(**place)),
-        alarms=look.rows(LASTING, [step["created_at"], step["created_at"]]),
+        events=snapshot.rows(EVENTS.format(**place)),
+        alarms=snapshot.rows(LASTING, [step["created_at"], step["created_at"]]),
     )
 
 

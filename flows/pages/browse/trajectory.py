@@ -8,7 +8,7 @@ from markupsafe import Markup
 from flows.pages import addresses
 from flows.pages.browse.frame import show
 from flows.pages.browse.response import log_ratios, read_response
-from flows.pages.browse.session import Look, Refused
+from flows.pages.browse.run_snapshot import Refused, RunSnapshot
 from flows.pages.browse.tokens import Tokens
 from flows.pages.tables import Fact, facts
 from storage import layout
@@ -34,27 +34,27 @@ from draws where trajectory_id in (select unnest(?)) and sync >= {since} group b
 _NOT_DRAWN = {"draws": 0, "advantage": None, "residual": None}
 
 
-def page(look: Look, tokens: Tokens, searcher: int, seq: int, row: int) -> Markup:
+def page(snapshot: RunSnapshot, tokens: Tokens, searcher: int, seq: int, row: int) -> Markup:
     place = {"searcher": searcher, "seq": seq, "row": row}
-    found = look.rows(TRAJECTORY.format(**place))
+    found = snapshot.rows(TRAJECTORY.format(**place))
     if not found:
         raise Refused(f"there is no trajectory {searcher}/{seq}/{row}")
     it = found[0]
     since = it["sync"] if it["sync"] is not None else 0
-    draws = look.rows(DRAWS.format(**place, since=since))
-    group = look.rows(GROUP.format(**place), [it["group_id"]])
+    draws = snapshot.rows(DRAWS.format(**place, since=since))
+    group = snapshot.rows(GROUP.format(**place), [it["group_id"]])
     names = [other["trajectory_id"] for other in group]
-    last = {row["trajectory_id"]: row for row in look.rows(RESIDUALS.format(since=since), [names])}
+    last = {row["trajectory_id"]: row for row in snapshot.rows(RESIDUALS.format(since=since), [names])}
     rewards = [other["reward"] for other in group]
     times = Counter((draw["step"], draw["attempt"]) for draw in draws)
     return show(
-        look,
+        snapshot,
         addresses.trajectory(it["trajectory_id"]),
         "trajectory.html",
         it=it,
         imported=it["searcher"] >= layout.IMPORTS,
         query=f"from trajectory('{it['trajectory_id']}')",
-        answers=look.rows("select answer from prompts where split = 'train' and prompt_id = ?", [it["prompt_id"]]),
+        answers=snapshot.rows("select answer from prompts where split = 'train' and prompt_id = ?", [it["prompt_id"]]),
         learned=_learned([draw for draw in draws if not draw["abandoned"]]),
         facts=_facts(it, draws),
         tokens=read_response(it, tokens),

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from flows.pages import addresses
 from flows.pages.browse.frame import show
-from flows.pages.browse.session import Look, Refused
+from flows.pages.browse.run_snapshot import Refused, RunSnapshot
 from flows.pages.tables import Fact, facts
 from storage import layout
 
@@ -45,18 +45,18 @@ select (select max(version) from versions where version < {version}),
 """
 
 
-def page(look: Look, number: int, attempt: int | None) -> Markup:
-    found = [it for it in look.rows(VERSION.format(version=number)) if attempt is None or it["attempt"] == attempt]
+def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
+    found = [it for it in snapshot.rows(VERSION.format(version=number)) if attempt is None or it["attempt"] == attempt]
     if not found:
         raise Refused(f"there is no version {number}" + ("" if attempt is None else f" of attempt {attempt}"))
     version = found[0]
     place = {"version": number, "attempt": version["attempt"]}
-    before, after = look.ask(AROUND.format(version=number)).rows[0]
-    generated = look.ask(GENERATED.format(**place)).rows[0]
-    first_step, last_step, steps = look.ask(STEPS.format(**place)).rows[0]
-    prompts = look.rows(PROMPTS.format(**place, most=_MOST_PROMPTS))
+    before, after = snapshot.ask(AROUND.format(version=number)).rows[0]
+    generated = snapshot.ask(GENERATED.format(**place)).rows[0]
+    first_step, last_step, steps = snapshot.ask(STEPS.format(**place)).rows[0]
+    prompts = snapshot.rows(PROMPTS.format(**place, most=_MOST_PROMPTS))
     return show(
-        look,
+        snapshot,
         addresses.version(number, attempt),
         "version.html",
         version=version,
@@ -67,7 +67,7 @@ def page(look: Look, number: int, attempt: int | None) -> Markup:
         last_step=last_step,
         responses=generated[0],
         facts=_facts(version, generated),
-        scores=look.ask(SCORES.format(**place)),
+        scores=snapshot.ask(SCORES.format(**place)),
         prompts=prompts,
         compared=any(it["before"] is not None or it["after"] is not None for it in prompts),
         most=_MOST_PROMPTS,

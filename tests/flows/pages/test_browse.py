@@ -26,7 +26,7 @@ from flows.escaping import shown
 from flows.pages.browse import search
 from flows.pages.browse.batch import Drawn
 from flows.pages.browse.guard import Door
-from flows.pages.browse.session import Look, TooLong
+from flows.pages.browse.run_snapshot import RunSnapshot, TooLong
 from flows.pages.browse.step_summary import agreement
 from flows.pages.browse.tokens import Tokens
 from flows.pages.values import number
@@ -213,16 +213,16 @@ def test_the_form_finds_what_sql_finds_and_shows_its_sql(
 
 def test_trajectories_are_chosen_without_the_texts_of_all_of_them(tmp_path: Path):
     """A search without words reads no texts. Then only the shards of the shown trajectories are opened."""
-    look = Look(make_run(str(tmp_path)), 20.0)
+    snapshot = RunSnapshot(make_run(str(tmp_path)), 20.0)
     for form, reads in (({}, False), ({"reward_from": "1", "order": "drawn"}, False), ({"text": "3"}, True)):
         query = search.SELECTION.format(where=search.conditions(form), order="created_at")
-        [[_, plan]] = look.ask(f"explain {search.CHOSEN.format(query=query)}").rows
+        [[_, plan]] = snapshot.ask(f"explain {search.CHOSEN.format(query=query)}").rows
         assert ("response" in plan) == reads
-    for path in Path(look.run.url, "trajectories").rglob("*.parquet"):
+    for path in Path(snapshot.run.url, "trajectories").rglob("*.parquet"):
         if path.name != "seq=00000003.parquet":
             path.unlink()
-    assert search.read_texts(look, ["0/3/1", "1/3/0"]) == dict.fromkeys(("0/3/1", "1/3/0"), ("1+2=", "3"))
-    look.close()
+    assert search.read_texts(snapshot, ["0/3/1", "1/3/0"]) == dict.fromkeys(("0/3/1", "1/3/0"), ("1+2=", "3"))
+    snapshot.close()
 
 
 def test_a_step_tells_of_draws_whose_shard_is_gone(finished: Run, tmp_path: Path, con: duckdb.DuckDBPyConnection):
@@ -318,7 +318,7 @@ def test_a_query_that_takes_too_long_ends_and_the_next_is_answered(finished: Run
         body = site.ask(site.link("/sql", query=SLOW))[2]
         assert "longer than 0.5 seconds" in body
         assert f"<td class='n'>{STEPS}</td>" in site.ask(site.link("/sql", query="select count(*) from steps"))[2]
-        with pytest.raises(TooLong), site.look.turn(), site.look.turn():
+        with pytest.raises(TooLong), site.snapshot.turn(), site.snapshot.turn():
             pass
 
 

@@ -143,7 +143,7 @@ class Held:
             assert self.go.wait(DEADLINE)
             return Table([], [])
 
-        monkeypatch.setattr(site.look, "ask", ask)
+        monkeypatch.setattr(site.snapshot, "ask", ask)
 
 
 def test_a_connection_that_is_being_answered_makes_no_room(

@@ -11,7 +11,7 @@ import pytest
 
 from flows.cli import main
 from flows.pages.browse import overview
-from flows.pages.browse.session import Look
+from flows.pages.browse.run_snapshot import RunSnapshot
 from flows.pages.charts import Chart, Series
 from flows.pages.markdown import last_scores, markdown
 from flows.pages.rendering import STYLE
@@ -230,13 +230,13 @@ def test_a_measure_that_is_no_number_is_left_out_and_the_rest_is_shown(
     Evaluations(made.run).write(
         [Score(version=Version(1, 1), step=2, metric=metric, value=it, n=1, seconds=0.0) for metric, it in scores]
     )
-    look = Look(made.run, 20.0)
+    snapshot = RunSnapshot(made.run, 20.0)
     assert main(["watch", made.run.url, "--once"]) == 0
     told = capsys.readouterr().out
-    for said in (render(made.run), markdown(made.run), overview.page(look), told):
+    for said in (render(made.run), markdown(made.run), overview.page(snapshot), told):
         assert "0.5" in said
         assert "greedy_kl" not in said.split("Evaluations</h2>")[0]
-    look.close()
+    snapshot.close()
     assert "greedy 0.5" in last_scores(made.run)
 
 

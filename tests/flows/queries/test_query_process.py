@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from flows.pages.browse.session import Look
+from flows.pages.browse.run_snapshot import RunSnapshot
 from flows.queries.query_process import QueryProcess
 from flows.queries.row_values import Bounds, Encoder, decode_row, encode_row
 from storage.runs.run import Run
@@ -35,9 +35,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture
-def look(finished: Run) -> Iterator[Look]:
-    with closing(Look(finished, 20.0)) as look:
-        yield look
+def snapshot(finished: Run) -> Iterator[RunSnapshot]:
+    with closing(RunSnapshot(finished, 20.0)) as snapshot:
+        yield snapshot
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +120,12 @@ def test_a_list_that_needs_more_memory_than_there_is_ends_neither_pages_nor_mach
         ("from enable_profiling()", "select coalesce(current_setting('enable_profiling'), '') from range(1)"),
     ],
 )
-def test_no_query_sees_what_another_reader_asked_or_left(look: Look, left: str, looks_for: str):
-    unspoilt = look.answer(looks_for, most=100)
-    look.answer(left, most=1)
-    look.answer("select 'a secret'", most=1)
-    assert look.answer(looks_for, most=100) == unspoilt
-    assert look.ask(looks_for) == unspoilt
+def test_no_query_sees_what_another_reader_asked_or_left(snapshot: RunSnapshot, left: str, looks_for: str):
+    unspoilt = snapshot.answer(looks_for, most=100)
+    snapshot.answer(left, most=1)
+    snapshot.answer("select 'a secret'", most=1)
+    assert snapshot.answer(looks_for, most=100) == unspoilt
+    assert snapshot.ask(looks_for) == unspoilt
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_no_query_sees_what_another_reader_asked_or_left(look: Look, left: str, 
     ["create temp table t as select 1", "set variable mine = 1", "prepare p as select 1", "call enable_logging()",
      "attach ':memory:' as other", "begin", "drop view steps", "pragma enable_profiling"],
 )  # fmt: skip
-def test_a_reader_can_only_read(look: Look, statement: str):
+def test_a_reader_can_only_read(snapshot: RunSnapshot, statement: str):
     with pytest.raises(QueryError) as refused:
-        look.answer(statement, most=1)
+        snapshot.answer(statement, most=1)
     assert isinstance(refused.value, Refused | QueryFailed)
 
 

@@ -10,16 +10,16 @@ from urllib.parse import urlencode
 from flows.pages.browse import guard, server
 from flows.pages.browse.connections import Limits
 from flows.pages.browse.guard import Door
-from flows.pages.browse.session import Look
+from flows.pages.browse.run_snapshot import RunSnapshot
 from storage.runs.run import Run
 
 
 class Site:
     """The pages of a run, served from a thread."""
 
-    def __init__(self, door: Door, look: Look):
+    def __init__(self, door: Door, snapshot: RunSnapshot):
         self.door = door
-        self.look = look
+        self.snapshot = snapshot
         self.url = f"http://127.0.0.1:{door.port}"
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
@@ -85,12 +85,12 @@ def serve(
     limits: Limits | None = None,
 ) -> Iterator[Site]:
     listening, door = guard.open_door(host, 0, with_token=with_token)
-    look = Look(run, seconds)
-    uvicorn = server.make_server(look, door, limits)
+    snapshot = RunSnapshot(run, seconds)
+    uvicorn = server.make_server(snapshot, door, limits)
     thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        yield Site(door, look)
+        yield Site(door, snapshot)
     finally:
         uvicorn.should_exit = True
         thread.join(30)

@@ -51,7 +51,7 @@ ROWS = [*group(0, 3, [2, 4, 1]), *group(1, 2, [9, 14, 6]), *group(2, 4, [3, 1, 5
 def make(
     *, model: PreTrainedModel = GPT2, packs: bool = True, rows: list[Trajectory] = ROWS, **changes: Any
 ) -> Learner:
-    """Return a learner in the middle of a run: companion and reference differ from their start."""
+    """Return a learner in the middle of a run: auxiliary model and reference differ from their start."""
     usual = {
         "training__prompts_per_step": len(rows) // K,
         "training__responses_per_prompt": K,
@@ -66,8 +66,8 @@ def make(
     learner.packs = packs
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        if learner.companion:
-            weight_D = learner.companion.model.head.weight_D
+        if learner.auxiliary:
+            weight_D = learner.auxiliary.model.head.weight_D
             weight_D.copy_(torch.randn(weight_D.shape, generator=generator))
         learner.reset_reference(2)
         if learner.reference:

@@ -266,12 +266,12 @@ def test_an_optimizer_holds_the_adapter_alone_also_of_a_value_model(base):
     learner = Learner(preset("quickstart").replace({"objective.name": "ppo"}), policy)
     [group] = learner.trained.optimizer.param_groups
     assert {id(it) for it in group["params"]} == {id(it) for it in weights_of(policy.model).values()}
-    assert learner.companion
-    [group] = learner.companion.optimizer.param_groups
-    values: Any = learner.companion.model
+    assert learner.auxiliary
+    [group] = learner.auxiliary.optimizer.param_groups
+    values: Any = learner.auxiliary.model
     held = [*weights_of(values.backbone).values(), *values.head.parameters()]
     assert {id(it) for it in group["params"]} == {id(it) for it in held}
-    assert len(learner.companion.tensors()) == len(held)  # its optimizer has no state yet
+    assert len(learner.auxiliary.tensors()) == len(held)  # its optimizer has no state yet
     assert not {id(it) for it in held} & {id(it) for it in policy.model.parameters()}
 
 

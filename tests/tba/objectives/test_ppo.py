@@ -247,8 +247,8 @@ def take(learner: Learner, step: int) -> Learned:
 
 
 def value_model(learner: Learner) -> ValueModel:
-    assert learner.companion is not None and isinstance(learner.companion.model, ValueModel)
-    return learner.companion.model
+    assert learner.auxiliary is not None and isinstance(learner.auxiliary.model, ValueModel)
+    return learner.auxiliary.model
 
 
 def test_the_value_model_begins_as_the_policy_with_a_head_of_zeros_and_does_not_move_it():
@@ -385,7 +385,7 @@ def test_where_the_optimizer_forgets_so_does_that_of_the_value_model(reset_optim
     learner = Learner(config, tiny_policy())
     for step in range(1, 6):
         take(learner, step)
-    state = learner.state(step=5, sync=3).companion or {}
+    state = learner.state(step=5, sync=3).auxiliary or {}
     assert {float(it) for name, it in state.items() if name.endswith(".step")} == {counted}
 
 

@@ -20,7 +20,7 @@ from tba.errors import DataError
 from tba.objectives import Groups, Loss
 from tba.objectives.ppo import whiten
 from tba.objectives.vine_ppo import VinePPO
-from tba.train.auxiliary_models import make_companion
+from tba.train.auxiliary_models import make_auxiliary_model
 from tba.train.learner import Learner, as_groups
 from tba.types import Trajectory
 from tests.support.tba.objective_examples import BETA, assert_close, given_tokens, gradient, parameters
@@ -196,7 +196,7 @@ def test_values_that_foretell_the_reward_explain_its_variance():
 def test_a_step_takes_the_stored_values_and_trains_the_policy_alone():
     config = settings(objective__name="vine-ppo", objective__penalty="none", training__groups_per_micro_batch=1)
     learner, buffer = Learner(config, tiny_policy()), Buffer(Journal())
-    assert learner.companion is None and make_companion(config, learner.policy.model) is None
+    assert learner.auxiliary is None and make_auxiliary_model(config, learner.policy.model) is None
     rows = buffer.trajectories(buffer.draw(1))
     batch = learner.collate(fetched_of(rows))
     learned = learner.learn(1, batch)

@@ -106,8 +106,8 @@ def test_it_is_linear_in_the_mean_state_of_the_prompt_however_the_batch_is_cut(g
     config = settings(objective__log_z="learned", training__groups_per_micro_batch=groups)
     policy = Policy(tiny_llama().double(), tiny_tokenizer(), torch.device("cpu"))  # pyright: ignore[reportArgumentType]
     learner = Learner(config, policy)
-    assert learner.companion is not None
-    head = learner.companion.model.head
+    assert learner.auxiliary is not None
+    head = learner.auxiliary.model.head
     with torch.no_grad():
         head.weight_D.copy_(toy.random_rewards(1, len(head.weight_D)) - 0.5)
         head.bias.fill_(2.0)

@@ -26,7 +26,7 @@ def test_an_alarm_is_told_when_it_begins_and_when_it_is_over_and_not_between():
     alarms = Alarms(tell, patience=2)
     late, other = Alarm("role-late", "late", "a"), Alarm("role-late", "late", "b", "error")
     for present in ([], [late], [late], [late, other], [other], [late, other], [], [other], [], [], []):
-        alarms.look(present)
+        alarms.update(present)
     assert found == [
         ("role-late", "warning", "began", "a"),
         ("role-late", "error", "began", "b"),
@@ -39,7 +39,7 @@ def test_what_a_look_finds_again_within_patience_has_not_been_over():
     found, tell = told()
     alarms = Alarms(tell, patience=2)
     for n in range(7):
-        alarms.look([Alarm("x", "…")] if n % 2 == 0 else [])
+        alarms.update([Alarm("x", "…")] if n % 2 == 0 else [])
     assert [word for _, _, word, _ in found] == ["began"]
 
 

@@ -58,7 +58,7 @@ def naive(learner: Learner, rows: list[Trajectory] = ROWS) -> dict[str, Tensor]:
     longest = learner.config.search.max_response_tokens
     logp_BT = alone(batch, logps_of(learner, learner.policy.model))
     groups = as_groups(logp_BT, batch, whole=batch, max_tokens=longest)
-    model = learner.companion.model if learner.companion else None
+    model = learner.auxiliary.model if learner.auxiliary else None
     if isinstance(model, ValueModel):
         value_BT = alone(batch, lambda tokens_1T: model.head(model.backbone(tokens_1T).last_hidden_state[0, :-1]))
         groups = replace(groups, value_PKT=value_BT.unflatten(0, (-1, K)))
@@ -139,8 +139,8 @@ def watched(learner: Learner) -> dict[str, list[tuple[int, bool]]]:
     models: dict[str, Any] = {"policy": learner.policy.model}
     if learner.reference:
         models["reference"] = learner.reference.model
-    if learner.companion and isinstance(learner.companion.model, ValueModel):
-        models["value"] = learner.companion.model.backbone
+    if learner.auxiliary and isinstance(learner.auxiliary.model, ValueModel):
+        models["value"] = learner.auxiliary.model.backbone
     seen: dict[str, list[tuple[int, bool]]] = {name: [] for name in models}
     for name, model in models.items():
         model.get_input_embeddings().register_forward_hook(

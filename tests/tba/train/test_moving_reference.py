@@ -70,6 +70,6 @@ def test_the_optimizer_forgets_at_a_reset_if_it_is_told_to(reset_optimizer, coun
     learner = Learner(settings(objective__name="ppo", **changes), tiny_policy())
     steps_of(learner, 5)
     state = learner.state(step=5, sync=3)
-    assert state.companion
-    for found in (state.optimizer, state.companion):
+    assert state.auxiliary
+    for found in (state.optimizer, state.auxiliary):
         assert {float(value) for name, value in found.items() if name.endswith(".step")} == {counted}

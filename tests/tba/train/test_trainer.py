@@ -152,7 +152,7 @@ def test_one_number_that_is_not_finite_keeps_policy_value_model_and_moments_wher
     learner, buffer = Learner(settings(objective__name="ppo"), tiny_policy()), Buffer(Journal())
     batch, objective = learner.collate(buffer.fetch(buffer.draw(1))), learner.objective
     learner.learn(1, batch)
-    assert learner.companion
+    assert learner.auxiliary
     before, sha256 = learner.state(step=1, sync=1), learner.snapshot().sha256
     if broken == "loss":
 
@@ -163,14 +163,14 @@ def test_one_number_that_is_not_finite_keeps_policy_value_model_and_moments_wher
 
         learner.objective = Infinite(**vars(objective))
     else:
-        of = learner.policy.model if broken == "grad_norm" else learner.companion.model
+        of = learner.policy.model if broken == "grad_norm" else learner.auxiliary.model
         next(of.parameters()).register_hook(lambda grad: grad * math.inf)
     metrics = learner.learn(2, batch).metrics
     told = {"loss", "grad_norm", "value_grad_norm"} & set(metrics)
     assert metrics["skipped"] == 1 and told == {"loss", "grad_norm", "value_grad_norm"} - {broken}
     after = learner.state(step=2, sync=1)
-    assert learner.snapshot().sha256 == sha256 and before.companion and after.companion
-    for kept, now in ((before.optimizer, after.optimizer), (before.companion, after.companion)):
+    assert learner.snapshot().sha256 == sha256 and before.auxiliary and after.auxiliary
+    for kept, now in ((before.optimizer, after.optimizer), (before.auxiliary, after.auxiliary)):
         assert kept.keys() == now.keys() and all(torch.equal(now[name], it) for name, it in kept.items())
 
 
@@ -384,8 +384,8 @@ def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path, changes)
     rest.run()
     assert [record.step for record in after.records] == list(range(7, STEPS + 1))
     assert after.digests[6] == expected.digests[6]
-    kept, wanted = (store.states[6].companion or {} for store in (after, expected))
-    assert bool(wanted) == (whole.learner.companion is not None)
+    kept, wanted = (store.states[6].auxiliary or {} for store in (after, expected))
+    assert bool(wanted) == (whole.learner.auxiliary is not None)
     assert kept.keys() == wanted.keys() and all(torch.equal(kept[name], it) for name, it in wanted.items())
     assert after.journal[:5] == [*(f"record {sync}" for sync in range(4)), "version 3"]
 

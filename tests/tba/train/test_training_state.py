@@ -31,7 +31,7 @@ def state_of(optimizer: torch.optim.AdamW) -> TrainingState:
     return TrainingState(
         step=7, sync=3, queues={"recent": ["p1", "p2"]}, optimizer=optimizer_tensors(optimizer),
         random=torch.get_rng_state(), reference={"layer.weight": torch.arange(3.0)},
-        companion={"value.weights.bias": torch.tensor(0.5)},
+        auxiliary={"value.weights.bias": torch.tensor(0.5)},
     )  # fmt: skip
 
 
@@ -61,11 +61,11 @@ def test_everything_else_comes_back_as_it_was(tmp_path, weights):
     assert (loaded.step, loaded.sync, loaded.queues) == (7, 3, {"recent": ["p1", "p2"]})
     assert loaded.optimizer.keys() == state.optimizer.keys()
     assert loaded.reference and torch.equal(loaded.reference["layer.weight"], torch.arange(3.0))
-    assert loaded.companion == {"value.weights.bias": torch.tensor(0.5)}
+    assert loaded.auxiliary == {"value.weights.bias": torch.tensor(0.5)}
     (tmp_path / "other").mkdir()
-    replace(state, reference=None, companion=None).save(tmp_path / "other")
+    replace(state, reference=None, auxiliary=None).save(tmp_path / "other")
     other = TrainingState.load(tmp_path / "other")
-    assert other.reference is None and other.companion is None
+    assert other.reference is None and other.auxiliary is None
 
 
 def test_saved_moments_do_not_change_as_training_goes_on(weights):

@@ -15,10 +15,10 @@ from flows.queries.row_values import decode_row, encode_row
 from storage.runs.run import Run
 from tba.errors import Refused, TooLong
 
-__all__ = ["Look", "Refused", "TooLong"]
+__all__ = ["Refused", "RunSnapshot", "TooLong"]
 
 
-class Look:
+class RunSnapshot:
     """The state of a run that all pages show. A query may take `seconds`, and may wait as long for earlier queries. If
     a query takes longer and cannot be interrupted, its process is killed, and the next query reads the run again."""
 
