@@ -100,15 +100,15 @@ def target(link: str, source: str, copies: Path) -> str:
     if name not in pages() and PurePosixPath(name).suffix not in AS_THEY_ARE:
         path = ROOT / name
         name = f"docs/files/{name}.md"
-        write(copies / place(name), f"# {path.name}\n\n{told(path)}")
+        write(copies / place(name), f"# {path.name}\n\n{code_blocks(path)}")
     return os.path.relpath(place(name), PurePosixPath(place(source)).parent)
 
 
-def told(path: Path) -> str:
+def code_blocks(path: Path) -> str:
     """Return the text of a file, or of all files of a folder, as code blocks."""
     if path.is_dir():
         files = [it for it in sorted(path.rglob("*")) if it.is_file() and it.suffix != ".pyc"]
-        return "".join(f"## {it.relative_to(path)}\n\n{told(it)}" for it in files)
+        return "".join(f"## {it.relative_to(path)}\n\n{code_blocks(it)}" for it in files)
     return f"````{path.suffix[1:]}\n{path.read_text()}````\n\n"
 
 

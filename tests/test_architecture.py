@@ -15,7 +15,7 @@ import storage
 import tba
 
 # Only processes that do the work of a role import these modules, which may import torch.
-HEAVY = {"flows.roles.wiring", "flows.roles.model_loading", "flows.roles.past_state", "flows.roles.role"}
+HEAVY = {"flows.roles.wiring", "flows.roles.model_loading", "flows.roles.repeat_steps", "flows.roles.role"}
 LIGHT = sorted(
     {m.name for package in (storage, flows) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}
     - HEAVY
@@ -46,7 +46,7 @@ def test_the_vocabulary_imports_with_the_standard_library_and_pydantic_alone():
 
 
 def test_a_role_never_imports_prefect():
-    assert "prefect" not in imported_by("flows.roles.wiring", "flows.roles.past_state", "flows.roles.role")
+    assert "prefect" not in imported_by("flows.roles.wiring", "flows.roles.repeat_steps", "flows.roles.role")
 
 
 def test_storage_and_commands_import_without_prefect():

@@ -17,7 +17,7 @@ from flows.planning import create
 from flows.planning.run_summary import summarise
 from flows.roles import role, wiring
 from flows.roles.buffer_process import make_buffer
-from flows.roles.past_state import load_past
+from flows.roles.repeat_steps import restore_trainer
 from storage.log.ledger import read_entries
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
@@ -136,7 +136,7 @@ def test_a_step_can_be_taken_again(root: Path, name: str, step: int):
 
 
 def test_a_past_begins_at_a_stored_checkpoint(root: Path):
-    assert load_past(opened(root), 10).step == 8
+    assert restore_trainer(opened(root), 10).step == 8
 
 
 def test_every_version_that_is_kept_loads_with_the_weights_it_was_published_with(root: Path):

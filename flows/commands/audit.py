@@ -24,7 +24,7 @@ from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 
 if TYPE_CHECKING:
-    from flows.roles.past_state import Retaken
+    from flows.roles.repeat_steps import RepeatedStep
 
 log = logging.getLogger(__name__)
 
@@ -107,22 +107,22 @@ def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
     sync = config.sync_of_step(step)
     entries = _entries(run, sync, attempt)
     use_threads(config.model.threads)
-    from flows.roles.past_state import load_past
+    from flows.roles.repeat_steps import restore_trainer
 
-    past, last = load_past(run, step), config.step_of_sync(sync)
-    accepted = tolerance if tolerance is not None else 0.0 if past.repeatable else OFF_CPU
-    found = Audit(run.name, step, attempt, sync, past.step, past.device, accepted)
-    log.info("taking steps %d to %d of %s again", past.step + 1, last, run.name)
-    with bar("taking steps again") as tell:
-        for taken in past.retake(last):
-            tell(taken.step - found.began_after, last - found.began_after)
-            if taken.step == step:
+    trainer, last = restore_trainer(run, step), config.step_of_sync(sync)
+    accepted = tolerance if tolerance is not None else 0.0 if trainer.repeatable else OFF_CPU
+    found = Audit(run.name, step, attempt, sync, trainer.step, trainer.device, accepted)
+    log.info("repeating steps %d to %d of %s", trainer.step + 1, last, run.name)
+    with bar("repeating steps") as tell:
+        for repeated in trainer.repeat_until(last):
+            tell(repeated.step - found.began_after, last - found.began_after)
+            if repeated.step == step:
                 entry = entries[step - last - 1]
                 written = Version(entry.step["version"], entry.step["version_attempt"])
                 began_with = Version(config.sync_before(step), attempt)
                 found.compared.append(Compared("version", str(written), str(began_with), written == began_with))
-                _compare_step(found, entry, taken)
-    written, now = entries[-1].step["weights_sha256"], past.weights_sha256()
+                _compare_step(found, entry, repeated)
+    written, now = entries[-1].step["weights_sha256"], trainer.weights_sha256()
     agrees = written == now or accepted > 0  # a checksum says nothing where bits are not repeatable
     found.compared.append(Compared(f"sha256 of the weights after step {last}", written, now, agrees))
     return found
@@ -150,10 +150,9 @@ def _entries(run: Run, sync: int, attempt: int) -> list[Entry]:
         raise ConfigError(f"--step: the ledger of sync {sync}, which closes this step, is not stored yet") from None
 
 
-def _compare_step(found: Audit, entry: Entry, taken: "Retaken") -> None:
-    drawn = [
-        {**asdict(draw), **asdict(outcome)} for draw, outcome in zip(taken.draws, taken.learned.outcomes, strict=True)
-    ]
+def _compare_step(found: Audit, entry: Entry, repeated: "RepeatedStep") -> None:
+    outcomes = zip(repeated.draws, repeated.learned.outcomes, strict=True)
+    drawn = [{**asdict(draw), **asdict(outcome)} for draw, outcome in outcomes]
     found.batch = len(drawn)
     same = sum(now["trajectory_id"] == said["trajectory_id"] for now, said in zip(drawn, entry.draws, strict=False))
     found.compared.append(
@@ -165,9 +164,9 @@ def _compare_step(found: Audit, entry: Entry, taken: "Retaken") -> None:
         names = [name for name in _OF_A_ROW if said[name] is not None or name not in LATER]
         values = [_compare(found, f"{place}: {name}", said[name], now[name], scales[name]) for name in names]
         found.rows += [it for it in values if not it.agrees]
-    stored, retaken = (float(of.get("skipped") or 0) for of in (entry.step, taken.metrics))
-    found.compared.append(Compared("skipped", stored, retaken, stored == retaken))
-    for name, value in sorted(taken.metrics.items()):
+    stored, now = (float(metrics.get("skipped") or 0) for metrics in (entry.step, repeated.metrics))
+    found.compared.append(Compared("skipped", stored, now, stored == now))
+    for name, value in sorted(repeated.metrics.items()):
         if name in entry.step and name != "skipped":  # the ledger lacks metrics that were not measured then
             said = entry.step[name]
             found.compared.append(_compare(found, name, said, value, _scale([said])))

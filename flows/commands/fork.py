@@ -31,7 +31,7 @@ from tba.errors import AlreadyExists, ConfigError, Damaged, Missing
 from tba.types import Version
 
 if TYPE_CHECKING:
-    from flows.roles.past_state import Past
+    from flows.roles.repeat_steps import RestoredTrainer
 
 log = logging.getLogger(__name__)
 
@@ -78,16 +78,16 @@ def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None
     """Create the fork without starting it, by default under the first free name. Raise ConfigError, with the reason, if
     the fork is not possible."""
     if name and open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
-        raise _taken(parent, name)
+        raise _exists_error(parent, name)
     before = parse(parent.config)
     origin = _origin(parent, step, replay=replay)
     config, sampler = _settings(parent, before, origin, changes)
     _check_steps(parent, origin, config)
     _check_payloads(parent, origin, config)
-    past = _repeat_steps(parent, origin) if origin.rebuilt else None
+    trainer = _repeat_steps(parent, origin) if origin.rebuilt else None
     run = _make(parent, origin, config, sampler, name)
-    if past:
-        past.save(run, origin.attempt)
+    if trainer:
+        trainer.save(run, origin.attempt)
     change_state(run, desired="run", searchers=0 if replay else config.search.searchers, why="forked")
     return run
 
@@ -113,7 +113,7 @@ def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str 
         except AlreadyExists:
             unregister(parent, registration)
             if given:
-                raise _taken(parent, name) from None
+                raise _exists_error(parent, name) from None
             continue
         except ConfigError:  # raised before anything of the run was stored
             unregister(parent, registration)
@@ -122,7 +122,7 @@ def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str 
         return run
 
 
-def _taken(parent: Run, name: str) -> ConfigError:
+def _exists_error(parent: Run, name: str) -> ConfigError:
     return ConfigError(f"--name: run {name!r} exists already beside {parent.name!r}")
 
 
@@ -277,32 +277,32 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
             )
 
 
-def _repeat_steps(parent: Run, origin: Parent) -> "Past":
+def _repeat_steps(parent: Run, origin: Parent) -> "RestoredTrainer":
     """Repeat gradient steps up to the step where the fork begins, and return the trainer's state. Begin at the newest
     older checkpoint, or at the policy before training. Raise Damaged if the steps can be repeated bit for bit (on a
     CPU, with one rank) but the weights differ from the digest in the ledger."""
     use_threads(parse(parent.config).model.threads)
-    from flows.roles.past_state import load_past
+    from flows.roles.repeat_steps import restore_trainer
 
-    past = load_past(parent, origin.step + 1)
-    if past.step < origin.step:  # otherwise the parent has an intact checkpoint of this step
+    trainer = restore_trainer(parent, origin.step + 1)
+    if trainer.step < origin.step:  # otherwise the parent has an intact checkpoint of this step
         log.info(
             "there is no intact checkpoint of step %d: repeating steps %d to %d",
             origin.step,
-            past.step + 1,
+            trainer.step + 1,
             origin.step,
         )
     with bar(f"repeating the steps up to {origin.step}") as tell:
-        for repeated in past.retake(origin.step):
+        for repeated in trainer.repeat_until(origin.step):
             tell(repeated.step, origin.step)
     wanted = read_entries(parent, origin.sync, origin.attempt)[-1].step["weights_sha256"]
-    if past.repeatable and past.weights_sha256() != wanted:
+    if trainer.repeatable and trainer.weights_sha256() != wanted:
         raise Damaged(
             f"{parent.name}: after repeating the steps up to {origin.step}, the weights have sha256 "
-            f"{past.weights_sha256()[:12]}…, but the ledger has {wanted[:12]}…; on another kind of machine the last "
+            f"{trainer.weights_sha256()[:12]}…, but the ledger has {wanted[:12]}…; on another kind of machine the last "
             "bits can differ: fork on a machine like that of the run"
         )
-    return past
+    return trainer
 
 
 def default_name(parent: Run, step: int) -> str:

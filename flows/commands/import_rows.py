@@ -135,7 +135,7 @@ class Importer:
             raise _Fault(f"finished must be true or false, got {finished!r:.80}")
         if given is None and text is None:
             raise _Fault("response or response_tokens is needed")
-        tokens = self._given(given) if given is not None else self._tokenised(text or "", finished is not False)
+        tokens = self._check_tokens(given) if given is not None else self._tokenised(text or "", finished is not False)
         has_ended = tokens[-1:] != () and tokens[-1] in self.ends
         if finished is not None and finished != has_ended:
             raise _Fault(f"finished is {finished}, but the last token is {'an' if has_ended else 'no'} end token")
@@ -148,7 +148,7 @@ class Importer:
             raise _Fault(f"the response must have 1 to {most} tokens (search.max_response_tokens), got {len(tokens)}")
         return tokens, has_ended
 
-    def _given(self, given: Any) -> tuple[int, ...]:
+    def _check_tokens(self, given: Any) -> tuple[int, ...]:
         if not isinstance(given, list) or not all(type(token) is int for token in given):
             raise _Fault(f"response_tokens must be a list of whole numbers, got {given!r:.80}")
         if outside := [token for token in given if not 0 <= token < self.vocabulary]:

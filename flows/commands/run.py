@@ -45,7 +45,7 @@ def command(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if options.dry_run:
-        create.refuse_taken(options.root, options.name)
+        create.refuse_existing(options.root, options.name)
         print(describe.describe(config))
         return DONE
     return supervise(create.start(config, options.root, options.name, created_by="tba run"))

@@ -249,7 +249,7 @@ def _ages(view: View) -> str:
 
 def _trainer(view: View) -> str:
     waits, tokens, seconds = view.values(RECENT_TIME)
-    told = _told(view, "trainer")
+    told = _status_of(view, "trainer")
     if seconds is None:
         return told
     spent = f"idle {waits or 0:.1%}  {seconds:.2f} s a step" + (f"  {tokens:,.0f} tokens/s" if tokens else "")
@@ -288,12 +288,12 @@ def _searcher(lease: Lease, share: float | None, tokens: float | None) -> str:
 def _evaluator(view: View) -> str:
     """Return the evaluator's idle share and status. Its busy time is the time spent on the versions that it has scored
     in this life."""
-    told = _told(view, "evaluator")
+    told = _status_of(view, "evaluator")
     [busy] = view.values(EVALUATING)
     return f"idle {max(0.0, 1 - busy):.0%}  {told}" if told and busy is not None else told
 
 
-def _told(view: View, role: str) -> str:
+def _status_of(view: View, role: str) -> str:
     return next((lease.status for lease in view.leases if lease.role == role), "")
 
 

@@ -74,7 +74,7 @@ def tba(
                 # A retry keeps the number of searchers, because `tba scale` may have changed it since.
                 subject, config = resume_run(task, name, root, searchers if goes() == 1 else None)
                 break
-            except create.LookedAfter as error:
+            except create.AlreadySupervised as error:
                 if goes() == 1:
                     raise
                 if result := stand_by(error.run):

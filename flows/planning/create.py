@@ -37,26 +37,26 @@ def start(config: Config, root: str | None, name: str | None, *, created_by: str
             created_by=created_by,
         )
     except AlreadyExists:
-        raise _taken(root, name) from None
+        raise _exists_error(root, name) from None
     change_state(run, desired="run", searchers=config.search.searchers, why="started")
     return run
 
 
-def refuse_taken(root: str | None, name: str | None) -> None:
+def refuse_existing(root: str | None, name: str | None) -> None:
     """Raise ConfigError if `start` would refuse this name because a run has it. Write nothing."""
     root = root or default_root()
     if name and open_store(layout.run_url(root, name)).exists(layout.RUN):
-        raise _taken(root, name)
+        raise _exists_error(root, name)
 
 
-def _taken(root: str, name: str) -> ConfigError:
+def _exists_error(root: str, name: str) -> ConfigError:
     return ConfigError(f"run {name!r} exists already under {root}: choose another --name, or `tba resume {name}`")
 
 
 def resume(url: str) -> tuple[Run, Config]:
-    """Set the wanted state of an interrupted run to running, and return the run with its settings. Raise LookedAfter if
-    a supervisor already looks after the run. Raise Damaged, before anything is written, if admitted shards or the
-    prompts are lost or damaged."""
+    """Set the wanted state of an interrupted run to running, and return the run with its settings. Raise
+    AlreadySupervised if a supervisor already looks after the run. Raise Damaged, before anything is written, if
+    admitted shards or the prompts are lost or damaged."""
     run = Run.open(url)
     config = parse(run.config)
     refuse_supervised(run, config)
@@ -68,7 +68,7 @@ def resume(url: str) -> tuple[Run, Config]:
     return run, config
 
 
-class LookedAfter(ConfigError):
+class AlreadySupervised(ConfigError):
     """Another supervisor that is alive looks after the run."""
 
     def __init__(self, run: Run, lease: Lease):
@@ -81,7 +81,7 @@ class LookedAfter(ConfigError):
 
 def refuse_supervised(run: Run, config: Config) -> None:
     if lease := living_supervisor(run, config):
-        raise LookedAfter(run, lease)
+        raise AlreadySupervised(run, lease)
 
 
 def living_supervisor(run: Run, config: Config) -> Lease | None:

@@ -33,11 +33,11 @@ COMMAND = module_command("flows.roles.rank")
 
 
 @contextmanager
-def leading(
+def start_ranks(
     run: Run, config: Config, policy: "Policy", checkpoint: Path | None, *, scratch: Path, tell: Any
 ) -> "Iterator[tuple[Learner, TrainingState | None]]":
     """Start the other ranks, if there are any. Yield the learner of the trainer, which leads the other ranks, and the
-    training state in `checkpoint` (None without a checkpoint)."""
+    training state in `checkpoint` (None without a checkpoint). The other ranks end with the `with` block."""
     from tba.distributed.ranks import ALONE, join, leave, open_port
     from tba.train.leader import Followers, LeadingLearner
     from tba.train.learner import Learner

@@ -12,7 +12,7 @@ from flows.roles.buffer_process import Reader
 from flows.roles.engines import evaluation_sampling, open_generator, search_sampling
 from flows.roles.model_loading import Tell, find_adapter, first_device, load_policy, load_start, model_at
 from flows.roles.prompt_intake import store_prompts, stream_of_prompts
-from flows.roles.rank import leading
+from flows.roles.rank import start_ranks
 from storage.local_files.scratch import scratch_folder
 from storage.log.ledger import ParquetLedger, find_faults
 from storage.log.prompts import read_prompts
@@ -85,7 +85,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
             if not run.parent:
                 store_prompts(run, config, task, policy.tokenizer, events)
         with (
-            leading(run, config, policy, checkpoint, scratch=scratch, tell=lease.tell) as (learner, state),
+            start_ranks(run, config, policy, checkpoint, scratch=scratch, tell=lease.tell) as (learner, state),
             closing(open_metric_log(run, config.metrics)) as metrics,
             Reader(run, attempt.number, lease.life, deadline=max(config.limits.data_deadline, STARTING)) as buffer,
         ):

@@ -182,7 +182,7 @@ def groups_in(batch: Batch, groups: slice) -> Batch:
     )
 
 
-def taken(batch: Batch, groups: Sequence[int]) -> Batch:
+def groups_at(batch: Batch, groups: Sequence[int]) -> Batch:
     """Return the groups with these numbers as a batch, in the order of `groups`."""
     k = batch.responses_per_prompt
     rows = [group * k + j for group in groups for j in range(k)]

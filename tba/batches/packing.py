@@ -340,9 +340,9 @@ def _attend(
     for call in row.calls:
         mask_C1QK = call.mask(sliding_window)
         seen_CHQD = nn.functional.scaled_dot_product_attention(
-            _taken(query_NHD, call.queries_CQ),
-            _taken(key_NHD, call.keys_CK, heads),
-            _taken(value_NHD, call.keys_CK, heads),
+            _vectors_at(query_NHD, call.queries_CQ),
+            _vectors_at(key_NHD, call.keys_CK, heads),
+            _vectors_at(value_NHD, call.keys_CK, heads),
             attn_mask=mask_C1QK,
             is_causal=mask_C1QK is None,
             scale=scaling,
@@ -351,12 +351,12 @@ def _attend(
     return out_NHD[None, :tokens], None
 
 
-def _taken(held_NHD: Tensor, places_CT: Tensor, heads: int | None = None) -> Tensor:
+def _vectors_at(held_NHD: Tensor, places_CT: Tensor, heads: int | None = None) -> Tensor:
     """Return [C, H, T, D]: the vectors at these positions. If several heads of queries share a head of keys or values,
     this head is repeated for each of them."""
-    taken_CHTD = held_NHD.index_select(0, places_CT.flatten()).unflatten(0, places_CT.shape).transpose(1, 2)
+    vectors_CHTD = held_NHD.index_select(0, places_CT.flatten()).unflatten(0, places_CT.shape).transpose(1, 2)
     repeats = 1 if heads is None else heads // held_NHD.shape[1]
-    return taken_CHTD if repeats == 1 else taken_CHTD.repeat_interleave(repeats, dim=1)
+    return vectors_CHTD if repeats == 1 else vectors_CHTD.repeat_interleave(repeats, dim=1)
 
 
 AttentionInterface.register(ATTENTION, _attend)

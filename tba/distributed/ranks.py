@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from tba.batches.batching import Batch, taken
+from tba.batches.batching import Batch, groups_at
 
 PATIENCE = timedelta(minutes=10)  # how long a rank waits until the others make the same call
 
@@ -42,7 +42,7 @@ class Ranks:
         if self.size == 1:
             return Share(range(batch.groups), batch)
         slots = shares(_tokens(batch), self.size)[self.rank]
-        return Share(slots, taken(batch, slots)) if slots else Share([0], taken(batch, [0]), counts=False)
+        return Share(slots, groups_at(batch, slots)) if slots else Share([0], groups_at(batch, [0]), counts=False)
 
     def total(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the sums of values over all ranks. All ranks must pass the same names."""

@@ -29,7 +29,7 @@ from tba.config import Config, EvaluationConfig, SearchConfig, TaskConfig, Train
 from tba.errors import ConfigError, DataError, RunFailed
 from tba.models import chat_template
 from tba.runtime.loading import search_working_folder
-from tba.tasks.verifiers_client import Again, Asked
+from tba.tasks.verifiers_client import Asked, RepeatingClient
 from tba.types import Prompt, Response, Reward
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class Verifiers:
     @cached_property
     def library(self) -> Any:
         library = import_module("verifiers")
-        library.Client.register(Again)
+        library.Client.register(RepeatingClient)
         return library
 
     @cached_property
@@ -201,7 +201,7 @@ class Verifiers:
         """Replay a conversation in which the policy gives the answers `said`. Return a list of what the environment
         asked before each answer, and the environment's state at the end. If the conversation goes on after the last
         answer, the list ends with what the environment asks next."""
-        policy = Again(self.library, said, cut_off=cut_off)
+        policy = RepeatingClient(self.library, said, cut_off=cut_off)
         try:
             state = await self.environment.rollout(row, policy, "policy", {})
         except DataError as error:

@@ -11,12 +11,12 @@ Asked = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 """The messages and the tools that a policy is asked with, in the form that chat templates take."""
 
 
-class Again:
-    """Repeats the answers `said`, and records what the library asks. After the last answer it reports that the context
+class RepeatingClient:
+    """Repeats the given `answers`, and records what the library asks. After the last answer it reports that the context
     window is full, which makes every environment end in the normal way."""
 
-    def __init__(self, library: Any, said: Sequence[str], *, cut_off: bool):
-        self.library, self.said = library, said
+    def __init__(self, library: Any, answers: Sequence[str], *, cut_off: bool):
+        self.library, self.answers = library, answers
         self.cut_off = cut_off  # whether the last answer was cut off
         self.asked: list[Asked] = []
 
@@ -25,10 +25,10 @@ class Again:
     ) -> Any:
         turn = len(self.asked)
         self.asked.append(([_message(message) for message in prompt], [_tool(tool) for tool in tools or ()]))
-        if turn >= len(self.said):
+        if turn >= len(self.answers):
             raise self.library.OverlongPromptError("no answer is left to repeat")
-        cut_off = self.cut_off and turn == len(self.said) - 1
-        text, calls = chat_template.split_calls(self.said[turn]) if tools else (self.said[turn], [])
+        cut_off = self.cut_off and turn == len(self.answers) - 1
+        text, calls = chat_template.split_calls(self.answers[turn]) if tools else (self.answers[turn], [])
         called = [
             self.library.ToolCall(id=f"call-{turn}-{i}", name=name, arguments=arguments)
             for i, (name, arguments) in enumerate(calls)

@@ -46,7 +46,7 @@ class CutShort(OSError):
 
 def final_refusal(error: Exception, operation: str) -> Refused | None:
     """Return the final refusal that an error stands for; None if another try may succeed."""
-    if said := _said(error):
+    if said := _refusal(error):
         busy = said.status in _TRY_AGAIN or (said.status >= 500 and said.status != 501)
         # The body of a 404 says what is missing: object, bucket or upload. Only the answer to HEAD has no body.
         bare = said.status == 404 and said.code == "404" and operation != "head_object"
@@ -58,7 +58,7 @@ def final_refusal(error: Exception, operation: str) -> Refused | None:
 
 def describe(error: Exception) -> str:
     """Return what went wrong with a request. Passwords in URLs are removed."""
-    text = str(_said(error) or error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
+    text = str(_refusal(error) or error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
     return re.sub(r"//[^/@\s]*@", "//", text)  # an endpoint may carry a password
 
 
@@ -74,7 +74,7 @@ def check_whole(operation: str, answer: dict[str, Any]) -> None:
         raise CutShort(f"the answer came without its {essential}")
 
 
-def _said(error: Exception) -> Refused | None:
+def _refusal(error: Exception) -> Refused | None:
     """Return the refusal of the server that an error carries; None if the error is not an answer of the server."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if not isinstance(response, dict):

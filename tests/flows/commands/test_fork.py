@@ -19,7 +19,7 @@ from flows import cli
 from flows.commands import audit, fork
 from flows.planning import create
 from flows.roles import wiring
-from flows.roles.past_state import load_past
+from flows.roles.repeat_steps import restore_trainer
 from storage import layout
 from storage.maintenance.check import check
 from storage.maintenance.compactor import compact
@@ -500,7 +500,7 @@ def test_a_fork_without_the_checkpoint_it_starts_from_says_so_and_publishes_noth
     assert isinstance(error, Damaged) and "starts from the checkpoint of sync 3, which is gone" in str(error)
     assert not run.own.list(layout.VERSIONS)
     with pytest.raises(Damaged, match="which is gone"):
-        load_past(run, 8)
+        restore_trainer(run, 8)
 
 
 def test_a_metric_that_was_not_measured_then_is_no_difference(killed: Run, tmp_path: Path):

@@ -10,7 +10,7 @@ from benchmarks.harness.tiny_models import tiny_folder
 from flows.commands import audit, fork
 from flows.planning import create
 from flows.roles import model_loading, wiring
-from flows.roles.past_state import load_past
+from flows.roles.repeat_steps import restore_trainer
 from storage import layout
 from storage.maintenance.check import check
 from storage.objects import manifest_folders
@@ -158,4 +158,4 @@ def test_a_fork_falls_back_to_its_start_and_says_what_to_do_where_that_is_damage
     with pytest.raises(Damaged, match=r"fork its parent again: `tba fork whole --step 4 --replay`"):
         claim_attempt(forked)
     with pytest.raises(Damaged, match=r"no checkpoint is intact .*`tba fork whole --step 4 --replay`"):
-        load_past(forked, 9)
+        restore_trainer(forked, 9)

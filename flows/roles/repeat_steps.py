@@ -30,7 +30,7 @@ transformers_logging.disable_progress_bar()  # its bars show loading, not the st
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retaken:
+class RepeatedStep:
     """The result of repeating a step with the same sync records, draws and trajectories as the first time."""
 
     step: int
@@ -39,8 +39,8 @@ class Retaken:
     metrics: Metrics  # those of the batch and those of the gradient step
 
 
-class Past:
-    """The state of the trainer after step `step`: policy, optimizer and replay buffer."""
+class RestoredTrainer:
+    """The trainer in its state after step `step`: policy, optimizer and replay buffer."""
 
     def __init__(self, step: int, learner: Learner, buffer: DuckReplayBuffer):
         self.step, self.learner, self.buffer = step, learner, buffer
@@ -58,7 +58,7 @@ class Past:
     def weights_sha256(self) -> str:
         return self.learner.policy.snapshot().sha256
 
-    def retake(self, upto: int) -> Iterator[Retaken]:
+    def repeat_until(self, upto: int) -> Iterator[RepeatedStep]:
         """Repeat the steps up to and including `upto`. Yield each step once the learner and the buffer hold the state
         after it."""
         for step in range(self.step + 1, upto + 1):
@@ -68,7 +68,7 @@ class Past:
             learned = self.learner.learn(step, batch)
             self.step = step
             metrics = {**learned.metrics, **batch_metrics(draws, batch)}
-            yield Retaken(step=step, draws=draws, learned=learned, metrics=metrics)
+            yield RepeatedStep(step=step, draws=draws, learned=learned, metrics=metrics)
 
     def save(self, run: Run, attempt: int) -> None:
         """Store this state as a checkpoint of a run. The current step must be one after which a sync took place."""
@@ -81,11 +81,11 @@ class Past:
             Checkpoints(run).save(sync, attempt, step=self.step, folder=folder)
 
 
-def load_past(run: Run, before: int) -> Past:
-    """Return the newest stored state from before step `before`: that of the newest intact checkpoint, or else the
-    policy before training. A fork that starts from a checkpoint never falls back to the policy before training: raise
-    Damaged if none of its checkpoints is intact. Raise ConfigError if the steps after that state, up to `before`, may
-    need data that a retention record has given up."""
+def restore_trainer(run: Run, before: int) -> RestoredTrainer:
+    """Return the trainer in its newest stored state from before step `before`: that of the newest intact checkpoint, or
+    else the policy before training. A fork that starts from a checkpoint never falls back to the policy before
+    training: raise Damaged if none of its checkpoints is intact. Raise ConfigError if the steps after that state, up to
+    `before`, may need data that a retention record has given up."""
     config, spans = parse(run.config), chain(run)
     kept = [it for it in Checkpoints(run).complete() if accepts(spans, it) and it.number >= config.start.sync]
     usable = [it for it in kept if config.step_of_sync(it.number) < before]
@@ -107,15 +107,15 @@ def load_past(run: Run, before: int) -> Past:
     return _after(run, config, spans[-1].attempt, Learner(config, model_loading.load_start(run, config)), None)
 
 
-def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> Past:
+def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> RestoredTrainer:
     """Return the trainer with the state of a checkpoint, or as it was before the first step if `state` is None."""
     buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # a replay writes no events
     if state is None:
-        return Past(0, learner, buffer)
+        return RestoredTrainer(0, learner, buffer)
     learner.restore(state)
     buffer.replay(state.sync)
     buffer.restore(state.queues)
-    return Past(state.step, learner, buffer)
+    return RestoredTrainer(state.step, learner, buffer)
 
 
 def _check_buffers(run: Run, config: Config, spans: Sequence[Span], start: int, before: int) -> None:
