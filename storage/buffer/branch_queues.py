@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.buffer.drawable_rows import Pool
+from storage.buffer.drawable_rows import DrawableRows
 from storage.buffer.prompt_queue import Queue
 from storage.buffer.sampler import BRANCHES
 from tba.errors import Damaged
@@ -35,7 +35,7 @@ class BranchQueues:
         self.by_branch["recent"] = Queue()
         self.by_branch["recent"].add(recent)
 
-    def judge(self, prompts_P: np.ndarray, pool: Pool, first_recent: int) -> None:
+    def judge(self, prompts_P: np.ndarray, pool: DrawableRows, first_recent: int) -> None:
         """Update the queues for these prompts, whose rows have changed: which of them have nothing to draw now, and
         which have a mean reward outside the bounds. The rows of the newest record begin at the place `first_recent`."""
         if pool.max_age is not None:
@@ -63,12 +63,12 @@ class BranchQueues:
 
         return self.by_branch[branch].turns(self._slots, uniform)
 
-    def take(self, drawn: Iterable[tuple[Branch, int]]) -> None:
+    def mark_used(self, drawn: Iterable[tuple[Branch, int]]) -> None:
         """Mark the drawn prompts as used. `drawn` has the branch and the prompt of each slot, in the order of the
         slots."""
         pairs = list(drawn)
         for branch, queue in self.by_branch.items():
-            queue.take([prompt for drawn_by, prompt in pairs if drawn_by == branch])
+            queue.mark_used([prompt for drawn_by, prompt in pairs if drawn_by == branch])
 
     def table(self, prompt_ids: Sequence[str]) -> pa.Table:
         """Return the prompts that slots can take, as the table `queue` of `storage.buffer.sampler`."""

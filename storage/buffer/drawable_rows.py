@@ -29,7 +29,7 @@ _VERSION = {"number": "i4", "attempt": "i4", "step": "i4"}
 Columns = dict[str, np.ndarray]
 
 
-class Growing:
+class GrowingTable:
     """A table of numbers to which rows can be appended."""
 
     def __init__(self, types: Mapping[str, str], piece: int):
@@ -53,7 +53,7 @@ class Growing:
             done += n
             self.rows += n
 
-    def take(self, places_N: np.ndarray, names: Sequence[str] = ()) -> Columns:
+    def rows_at(self, places_N: np.ndarray, names: Sequence[str] = ()) -> Columns:
         """Return the rows at these places, with the named columns, or with all columns if no name is given."""
         piece_N, within_N = np.divmod(places_N, self.piece)
         columns = {name: np.empty(len(places_N), self.types[name]) for name in names or self.types}
@@ -83,7 +83,7 @@ class Arrival(NamedTuple):
     rows: int
 
 
-class Pool:
+class DrawableRows:
     """All rows of the index, and for each prompt the rows that it has room for.
 
     Rows with equal prompt and content are copies. Of copies, only the newest can be drawn, unless `copies` is "all". A
@@ -103,9 +103,9 @@ class Pool:
         self.capacity, self.evict, self.copies = eligibility.capacity, eligibility.evict, eligibility.copies
         self.max_age = eligibility.max_age
         self.rows, self.shards, self.versions = (
-            Growing(_ROW if self.evict == "oldest" else _ROW | _BEST, PIECE),
-            Growing(_SHARD, 1 << 14),
-            Growing(_VERSION, 1 << 10),
+            GrowingTable(_ROW if self.evict == "oldest" else _ROW | _BEST, PIECE),
+            GrowingTable(_SHARD, 1 << 14),
+            GrowingTable(_VERSION, 1 << 10),
         )
         self.prompt_ids: list[str] = []
         self.held: list[bytes] = []  # by prompt: the places of the rows that it has room for, int32, oldest first
@@ -160,8 +160,8 @@ class Pool:
         `first`."""
         keys = [places_N, prompt_N]
         if self.evict == "worst":
-            best_N = self.rows.take(places_N, ["best"])["best"]
-            keys = [best_N, self.rows.take(best_N, ["reward"])["reward"], prompt_N]
+            best_N = self.rows.rows_at(places_N, ["best"])["best"]
+            keys = [best_N, self.rows.rows_at(best_N, ["reward"])["reward"], prompt_N]
         leaving_N = np.lexsort(keys)  # by prompt, the rows of each in the order in which they are evicted
         counts = np.unique(prompt_N, return_counts=True)[1]
         stay_N = np.arange(len(places_N)) >= np.repeat(np.cumsum(counts), counts) - self.capacity
@@ -173,7 +173,7 @@ class Pool:
         """Return, for each row, whether it is the newest of its copies. No two of the first `old` rows are copies."""
         if self.copies == "all":
             return np.ones(len(places_N), bool)
-        content_N = self.rows.take(places_N, ["content"])["content"]
+        content_N = self.rows.rows_at(places_N, ["content"])["content"]
         half_N = np.ascontiguousarray(content_N).view(np.uint64)[::2]
         arrived = np.sort(half_N[old:])
         suspects = half_N[:old] == arrived[np.minimum(np.searchsorted(arrived, half_N[:old]), len(arrived) - 1)]
@@ -189,8 +189,8 @@ class Pool:
 
     def _pass_on_the_best(self, keys: Sequence[tuple[int, bytes]], places_N: np.ndarray) -> None:
         """Among copies (rows with equal keys), set `best` of the newest row to the place with the highest reward."""
-        best_N = self.rows.take(places_N, ["best"])["best"]
-        reward_N = self.rows.take(best_N, ["reward"])["reward"]
+        best_N = self.rows.rows_at(places_N, ["best"])["best"]
+        reward_N = self.rows.rows_at(best_N, ["reward"])["reward"]
         highest: dict[tuple[int, bytes], tuple[float, int]] = {}
         for key, reward, place in zip(keys, reward_N.tolist(), best_N.tolist(), strict=True):
             highest[key] = max(highest.get(key, (reward, place)), (reward, place))
@@ -207,7 +207,7 @@ class Pool:
         places_N, counts = self._held(prompts)
         if self.max_age is None:
             return places_N, counts
-        drawable_N = self.rows.take(places_N, ["drawable"])["drawable"] == 1
+        drawable_N = self.rows.rows_at(places_N, ["drawable"])["drawable"] == 1
         of_N = np.repeat(np.arange(len(counts)), counts)[drawable_N]
         return places_N[drawable_N], np.bincount(of_N, minlength=len(counts)).tolist()
 
@@ -221,7 +221,7 @@ class Pool:
         """Return, for each prompt, the mean reward of its rows that can be drawn; NaN if it has none. Only the result
         is rounded, so the order of rows does not matter, and the mean of equal rewards is exactly that reward."""
         places_N, counts = self.places(prompts)
-        rewards = self.rows.take(places_N, ["reward"])["reward"].tolist()
+        rewards = self.rows.rows_at(places_N, ["reward"])["reward"].tolist()
         return [mean(rewards[start:end] or [nan]) for start, end in pairwise(accumulate(counts, initial=0))]
 
     # --- age --------------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Pool:
         if self.max_age is None:
             return np.ones(len(version_N), bool)
         versions_U, which_N = np.unique(version_N, return_inverse=True)
-        return (step - 1 - self.versions.take(versions_U, ["step"])["step"] <= self.max_age)[which_N]
+        return (step - 1 - self.versions.rows_at(versions_U, ["step"])["step"] <= self.max_age)[which_N]
 
     def _note_versions(self, version_N: np.ndarray, prompt_N: np.ndarray) -> None:
         if self.max_age is not None:
@@ -247,7 +247,7 @@ class Pool:
             return np.zeros(0, np.int32)
         prompts_P = np.unique(np.concatenate([prompts for records in too_old for prompts in records]))
         places_N, _ = self._held(prompts_P.tolist())
-        young_N = self._is_young(self.rows.take(places_N, ["version"])["version"], step)
+        young_N = self._is_young(self.rows.rows_at(places_N, ["version"])["version"], step)
         self.rows.set("drawable", places_N[~young_N], 0)
         return prompts_P
 
@@ -262,20 +262,20 @@ class Pool:
     def table_of(self, prompts: Sequence[int]) -> pa.Table:
         """Return the rows of these prompts that can be drawn."""
         places_N, _ = self.places(prompts)
-        rows = self.rows.take(places_N)
+        rows = self.rows.rows_at(places_N)
         prompts_U, named_N = np.unique(rows["prompt"], return_inverse=True)
         shards_U, rows["shard"] = np.unique(rows["shard"], return_inverse=True)
         versions_U, rows["version"] = np.unique(rows["version"], return_inverse=True)
         names = pa.array([self.prompt_ids[prompt] for prompt in prompts_U.tolist()], pa.string())
-        shared = _Shared(names, self.shards.take(shards_U), self.versions.take(versions_U))
+        shared = _Shared(names, self.shards.rows_at(shards_U), self.versions.rows_at(versions_U))
         return pa.Table.from_batches([_batch(rows, places_N, named_N, shared)])
 
     def table(self) -> pa.Table:
         """Return all rows, including those that cannot be drawn. Most columns are not copied."""
         shared = _Shared(
             pa.array(self.prompt_ids, pa.string()),
-            self.shards.take(np.arange(len(self.shards))),
-            self.versions.take(np.arange(len(self.versions))),
+            self.shards.rows_at(np.arange(len(self.shards))),
+            self.versions.rows_at(np.arange(len(self.versions))),
         )
         first, batches = 0, []
         for rows in self.rows.filled():

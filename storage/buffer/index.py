@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.buffer.branch_queues import BranchQueues, Turns, turns_table
-from storage.buffer.drawable_rows import Arrival, Pool
+from storage.buffer.drawable_rows import Arrival, DrawableRows
 from storage.buffer.sampler import Row, Sampler, Tables
 from storage.buffer.settings import Sampling, Training
 from storage.log.schema import COLUMNS
@@ -45,7 +45,7 @@ class Index:
         }
         self.newest: int | None = None  # the newest sync whose record admitted anything
         self.first_recent = 0  # the place in the pool at which the rows of the newest record begin
-        self.pool = Pool(sampling.eligibility)
+        self.pool = DrawableRows(sampling.eligibility)
         self.branches = BranchQueues(
             seed=seed, slots=training.prompts_per_step, mean_reward_between=sampling.mean_reward_between
         )
@@ -134,7 +134,7 @@ class Index:
         share = self.parameters["recent_share"] if turns["recent"] else 0.0
         rows = self.sampler.rows({**self.parameters, "recent_share": share, "step": step, "newest": self.newest})
         draws = self._completed(step, rows)
-        self.branches.take((draw.branch, self.prompts[draw.prompt_id]) for draw in draws if draw.position == 0)
+        self.branches.mark_used((draw.branch, self.prompts[draw.prompt_id]) for draw in draws if draw.position == 0)
         return draws
 
     def _lay(self, turns: Turns) -> None:
@@ -152,8 +152,8 @@ class Index:
         """Return the rows of the sampler as draws with ages. Raise ConfigError if the sampler returned a trajectory
         that was never admitted or that belongs to another prompt."""
         places_N = np.array([self._place(step, row) for row in rows], np.int64)
-        columns = self.pool.rows.take(places_N, ["prompt", "version"])
-        steps = self.pool.versions.take(columns["version"], ["step"])["step"].tolist()
+        columns = self.pool.rows.rows_at(places_N, ["prompt", "version"])
+        steps = self.pool.versions.rows_at(columns["version"], ["step"])["step"].tolist()
         for row, prompt in zip(rows, columns["prompt"].tolist(), strict=True):
             if self.prompts.get(row.prompt_id) != prompt:
                 raise ConfigError(

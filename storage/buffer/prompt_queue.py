@@ -66,7 +66,7 @@ class Queue:
             unused[place] = unused[left]
         return chosen
 
-    def take(self, prompts: Sequence[int]) -> None:
+    def mark_used(self, prompts: Sequence[int]) -> None:
         """Mark these prompts, which were drawn in this order, as used. If a prompt is used already, the queue was
         refilled in between: then only the prompts from this one on are used. Prompts that are not in the queue are
         ignored."""

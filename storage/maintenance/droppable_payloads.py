@@ -49,7 +49,7 @@ class DroppablePayloads:
         for record in last:
             for shard in record.shards if record.sync >= first else ():
                 places = index.shards[named[shard.key]]
-                rows = index.pool.rows.take(np.arange(places.start, places.stop), ["drawable"])
+                rows = index.pool.rows.rows_at(np.arange(places.start, places.stop), ["drawable"])
                 self._drawable[shard.key] = rows["drawable"].astype(bool)
         self._payloads = GivenUpPayloads(
             columns=PAYLOAD,

@@ -92,7 +92,7 @@ class Snapshot:
             yield key, data
 
 
-def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
+def take_snapshot(run: Run, *, progress: Progress | None = None) -> Snapshot:
     """Return a snapshot of a run as it is now. Of a remote run, only objects that have no copy yet are copied. If an
     object is removed after it was listed, list the run again a few times; an object that is still gone is left out."""
     progress = progress or (lambda done, total: None)

@@ -122,7 +122,7 @@ def _look(
     pauses = list(mirror.PAUSES)
     while True:
         noted = DamageLog()
-        snapshot = mirror.take(run.for_reading(noted.looking_at), progress=progress)
+        snapshot = mirror.take_snapshot(run.for_reading(noted.looking_at), progress=progress)
         found = admitted_shards.read(snapshot, noted, verified)
         is_first = len(pauses) == len(mirror.PAUSES)
         if not pauses or not (found.has_moved or (found.lacks_objects and is_first)):

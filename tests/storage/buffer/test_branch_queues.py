@@ -26,7 +26,7 @@ def test_every_prompt_is_prioritised_and_those_of_the_newest_record_are_recent()
 def test_a_prompt_that_a_branch_has_taken_waits_for_the_others_of_its_branch():
     queues = make_queues(slots=2)
     queues.admit(np.array([0, 1, 2]), 3)
-    queues.take([("prioritised", 1)])
+    queues.mark_used([("prioritised", 1)])
     turns = queues.turns(1)
     assert sorted(turns["prioritised"]) == [0, 2]
     used = {(row["branch"], row["prompt_id"]) for row in queues.table(["a", "b", "c"]).to_pylist() if row["used"]}
@@ -38,7 +38,7 @@ def test_queues_are_restored_only_after_the_same_records():
     for made in (queues, again):
         made.admit(np.array([0, 1]), 2)
     other.admit(np.array([0]), 1)
-    queues.take([("recent", 1), ("prioritised", 0)])
+    queues.mark_used([("recent", 1), ("prioritised", 0)])
     again.restore(queues.state())
     assert again.state() == queues.state()
     with pytest.raises(Damaged, match="cannot be restored"):

@@ -508,7 +508,7 @@ def test_content_stays_as_its_newest_copy_by_the_best_reward_that_it_ever_had():
     assert drawable(index) == ["0/0/2", "0/2/0", "0/3/0"]
 
 
-def enter(it: drawable_rows.Pool, sync: int, record: Sequence[tuple[str, int, int]]) -> set[str]:
+def enter(it: drawable_rows.DrawableRows, sync: int, record: Sequence[tuple[str, int, int]]) -> set[str]:
     """Admit a record of one shard of prompts, contents and rewards. Return the places of the rows that can be drawn."""
     prompts, contents, rewards = zip(*record, strict=True)
     it.prompt_ids += [prompt for prompt in dict.fromkeys(prompts) if prompt not in it.prompt_ids]
@@ -538,7 +538,7 @@ def enter(it: drawable_rows.Pool, sync: int, record: Sequence[tuple[str, int, in
 def test_what_stays_follows_from_all_that_entered_and_a_smaller_pool_holds_a_part(
     records: list[list[tuple[str, int, int]]], capacity: int
 ):
-    larger, smaller = (drawable_rows.Pool(make_eligibility(it, "worst")) for it in (capacity + 1, capacity))
+    larger, smaller = (drawable_rows.DrawableRows(make_eligibility(it, "worst")) for it in (capacity + 1, capacity))
     oracle = Oracle(slots=1, responses=1, recent_share=0.5, capacity=capacity + 1, evict="worst")
     gone: set[str] = set()
     for sync, record in enumerate(records):

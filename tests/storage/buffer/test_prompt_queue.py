@@ -21,7 +21,7 @@ def test_a_prompt_that_joins_is_as_likely_next_as_those_that_wait():
     for seed in range(2000):
         queue = make_queue(6)
         taken = queue.turns(3, partial(u, seed, "before"))
-        queue.take(taken)
+        queue.mark_used(taken)
         queue.add(np.array([6, 7]))
         waiting = [prompt for prompt in range(8) if prompt not in taken]
         [prompt] = queue.turns(1, partial(u, seed, "after"))
@@ -32,7 +32,7 @@ def test_a_prompt_that_joins_is_as_likely_next_as_those_that_wait():
 @given(prompts=st.integers(1, 40), slots=st.integers(1, 99), seed=st.integers(0, 99), used=st.integers(0, 60))
 def test_turns_use_all_before_any_is_used_again(prompts: int, slots: int, seed: int, used: int):
     queue = make_queue(prompts)
-    queue.take(queue.turns(used, partial(u, seed)))
+    queue.mark_used(queue.turns(used, partial(u, seed)))
     before = queue.prompts_P[queue.used_P].tolist()
     taken = queue.turns(slots, partial(u, seed, "more"))
     left = (prompts - len(before)) or prompts
@@ -45,7 +45,7 @@ def test_turns_use_all_before_any_is_used_again(prompts: int, slots: int, seed: 
 @given(prompts=st.integers(0, 40), used=st.integers(0, 60))
 def test_a_restored_queue_takes_the_same_turns(prompts: int, used: int):
     queue, again = make_queue(prompts), make_queue(prompts)
-    queue.take(queue.turns(used, u))
+    queue.mark_used(queue.turns(used, u))
     again.restore(queue.state())
     assert again.state() == queue.state()
     assert again.turns(50, partial(u, "more")) == queue.turns(50, partial(u, "more"))

@@ -18,7 +18,7 @@ from storage.objects.local_store import LocalStore
 from storage.objects.manifest_folders import local_copy
 from storage.objects.open_store import open_store
 from storage.objects.store import Store
-from storage.queries.mirror import take
+from storage.queries.mirror import take_snapshot
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state, read_state
 from storage.runs.events import Events
@@ -288,8 +288,8 @@ def test_a_cache_without_room_is_an_error_that_names_what_did_not_fit(disk: Disk
     Versions(made.run).publish(Version(1, 1), step=EVERY, folder=tmp_path / "weights", weights_sha256="")
     refused(lambda: local_copy(made.run.store, prefix), str(disk.folder / "cache"))
     disk.fill()
-    refused(lambda: take(made.run), str(disk.folder / "cache"))
+    refused(lambda: take_snapshot(made.run), str(disk.folder / "cache"))
     assert weights_and_parts(disk) == before
     disk.free()
     assert (local_copy(made.run.store, prefix) / "model.safetensors").stat().st_size == 25 * PAGE
-    assert layout.shard(0, 0) in take(made.run).files
+    assert layout.shard(0, 0) in take_snapshot(made.run).files

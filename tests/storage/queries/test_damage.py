@@ -181,7 +181,7 @@ def test_memories_that_make_no_sense_are_forgotten(whole: Run, cache: Path):
 
 
 def test_whoever_knows_what_an_object_must_be_can_have_it_compared(finished: Run):
-    snapshot = mirror.take(finished)
+    snapshot = mirror.take_snapshot(finished)
     keys = [layout.steps(1, 1), layout.draws(1, 1), layout.prompts("train"), "steps/nowhere"]
     known = {key: finished.store.read(key) for key in keys[:3]}
     digests = {key: sha256_of_file(path_of(finished, key)) for key in known}
