@@ -24,9 +24,9 @@ from tba.config import Config
 from tba.errors import ConfigError, RunFailed
 
 
-class Taken(NamedTuple):
-    """Devices taken for one role. Start the role with the environment `variables` and the file descriptors `locks`,
-    then `release` this process's copies of the locks."""
+class HeldDevices(NamedTuple):
+    """Devices that are locked for one role. Start the role with the environment `variables` and the file descriptors
+    `locks`, then `release` this process's copies of the locks."""
 
     uuids: tuple[str, ...]
     locks: tuple[int, ...]
@@ -57,8 +57,8 @@ class Devices:
         self.folder = folder or lock_folder()
         self.uuids = nvidia_devices() if uuids is None else uuids
 
-    def take(self, kind: str) -> Taken | None:
-        """Take as many devices as a role of this kind needs. Return None, and take none, if this host has no devices or
+    def acquire(self, kind: str) -> HeldDevices | None:
+        """Lock as many devices as a role of this kind needs. Return None, and lock none, if this host has no devices or
         too few are available. Free devices come first, then those devices of this run that the fewest roles use. A lock
         keeps other processes from taking devices during this call. The trainer takes devices only if there are enough
         for an engine too. Otherwise two runs could each hold a part of the devices that both need, and wait for each
@@ -72,19 +72,19 @@ class Devices:
             for _, lock in locked[len(kept) :]:
                 os.close(lock)
             marks = [self._mark(uuid) for uuid, _ in kept] if kind == "trainer" else []
-        return Taken(tuple(uuid for uuid, _ in kept), (*(lock for _, lock in kept), *marks)) if kept else None
+        return HeldDevices(tuple(uuid for uuid, _ in kept), (*(lock for _, lock in kept), *marks)) if kept else None
 
     def needed_by(self, kind: str) -> int:
-        """Return how many devices `take` must lock at once before it gives any to a role of this kind. The trainer
+        """Return how many devices `acquire` must lock at once before it gives any to a role of this kind. The trainer
         needs enough for an engine too, although it keeps only `ranks` of them."""
         return max(self.ranks, self.per_engine) if kind == "trainer" else self.per_engine
 
     def _lock(self, count: int) -> list[tuple[str, int]]:
         """Lock up to `count` devices. Return their UUIDs and locks."""
         locked: list[tuple[str, int]] = []
-        for take in (self._take_free, self._take_shared):
+        for lock_device in (self._lock_free, self._lock_shared):
             for uuid in sorted(set(self.uuids) - {uuid for uuid, _ in locked}, key=self._crowd):
-                if len(locked) < count and (lock := take(uuid)) is not None:
+                if len(locked) < count and (lock := lock_device(uuid)) is not None:
                     locked.append((uuid, lock))
         return locked
 
@@ -107,7 +107,7 @@ class Devices:
         fcntl.flock(mark, fcntl.LOCK_SH)
         return mark
 
-    def _take_free(self, uuid: str) -> int | None:
+    def _lock_free(self, uuid: str) -> int | None:
         lock = _open(self._file(uuid))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +119,7 @@ class Devices:
             return None
         return self._if_ours(lock)
 
-    def _take_shared(self, uuid: str) -> int | None:
+    def _lock_shared(self, uuid: str) -> int | None:
         lock = _open(self._file(uuid))
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

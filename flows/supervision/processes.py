@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from flows.supervision.gpus import Devices, Taken
+from flows.supervision.gpus import Devices, HeldDevices
 from storage import layout
 from storage.local_files.shared_cache import cache_folder
 from storage.runs.leases import Lease
@@ -72,7 +72,7 @@ def role_command(role: Role, run: str) -> list[str]:
 class RoleProcess:
     """One life of a role, as a child of this process."""
 
-    def __init__(self, run: Run, role: Role, number: int, *, command: Command, taken: Taken | None):
+    def __init__(self, run: Run, role: Role, number: int, *, command: Command, held: HeldDevices | None):
         self.run, self.role, self.number = run, role, number
         self.log = log_file(run, role, number)
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +83,8 @@ class RoleProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment() | (taken.variables if taken else {}),
-                pass_fds=taken.locks if taken else (),
+                env=_environment() | (held.variables if held else {}),
+                pass_fds=held.locks if held else (),
             )
 
     @property
@@ -138,22 +138,22 @@ class LocalLauncher:
         self.stored: dict[str, int] = {}  # the size of each stored log when it was stored
 
     def start(self, role: Role, number: int) -> RoleProcess:
-        taken, wanted = self.devices.take(role.kind), self.devices.needed_by(role.kind)
-        if self.devices.uuids and taken is None:
+        held, wanted = self.devices.acquire(role.kind), self.devices.needed_by(role.kind)
+        if self.devices.uuids and held is None:
             host = socket.gethostname()
             if wanted > 1:
                 why = "engine.tensor_parallel" if wanted == self.devices.per_engine else "training.ranks"
                 raise NotNow(f"it needs {wanted} GPUs ({why}), and other runs hold too many of those of {host}")
             raise NotNow(f"other runs hold every GPU of {host}")
         try:
-            return RoleProcess(self.run, role, number, command=self.command, taken=taken)
+            return RoleProcess(self.run, role, number, command=self.command, held=held)
         except (FileNotFoundError, PermissionError) as error:
             raise RunFailed(f"{role.name} cannot be started on {socket.gethostname()}: {error}") from None
         except OSError as error:  # too little memory or disk, too many processes: this may pass
             raise NotNow(f"{socket.gethostname()} cannot start a process: {error}") from error
         finally:
-            if taken:
-                taken.release()  # the role has its own copies
+            if held:
+                held.release()  # the role has its own copies
 
     def ended(self, life: RoleProcess) -> None:
         self._store(life.log)

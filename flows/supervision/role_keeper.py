@@ -37,185 +37,185 @@ class RoleKeeper:
     ):
         self.run, self.launcher, self.limits, self.roles, self.tell = run, launcher, limits, roles, tell
 
-    def attend(self, w: Watched) -> None:
+    def attend(self, watched: Watched) -> None:
         """Do what a wanted role needs now: start or adopt a life, kill a life that hangs, or react to the end of a
         life."""
-        if w.is_finished:
+        if watched.is_finished:
             return
-        if isinstance(started := w.state, Started):
-            self._attend_started(w, started)
+        if isinstance(started := watched.state, Started):
+            self._attend_started(watched, started)
             return
-        if (seen := self.roles.lease_of(w)) is None:
-            w.end()
-        elif self.roles.moves(w):
-            if w.follow(seen.lease):
-                message = f"{w.name} is adopted: pid {seen.lease.pid} on {seen.lease.host}"
-                self.tell("role-adopted", message, **w.about)
+        if (seen := self.roles.lease_of(watched)) is None:
+            watched.end()
+        elif self.roles.moves(watched):
+            if watched.follow(seen.lease):
+                message = f"{watched.name} is adopted: pid {seen.lease.pid} on {seen.lease.host}"
+                self.tell("role-adopted", message, **watched.about)
         else:
-            self._replace(w, seen)
-        if w.may_start(time.monotonic()):
-            self._start(w)
+            self._replace(watched, seen)
+        if watched.may_start(time.monotonic()):
+            self._start(watched)
 
-    def drain(self, w: Watched) -> None:
+    def drain(self, watched: Watched) -> None:
         """Make a searcher stop that is not wanted any more, and clean up after it. The searcher, on any machine, reads
         in the wanted state that it has to stop. It gets a signal only if it does not stop in time: on another machine,
         SIGTERM would leave it less time than a round may take."""
-        self.bury_ended(w)
-        if not self.roles.is_alive(w):
-            self.bury_adopted(w)
-            w.forget()
-        elif w.draining is None:
-            w.draining = Draining(self.limits, self.launcher.end_grace)
+        self.bury_ended(watched)
+        if not self.roles.is_alive(watched):
+            self.bury_adopted(watched)
+            watched.forget()
+        elif watched.draining is None:
+            watched.draining = Draining(self.limits, self.launcher.end_grace)
             too_many = f"the run wants only {self.roles.state.searchers} searcher(s)"
             why = DONE_LEARNING if self.roles.has_learned() else too_many
-            self.tell("role-draining", f"{w.name} is asked to stop: {why}", **w.about)
-        elif number := w.draining.due_signal(self.roles.lease_of(w)):
-            self.signal(w, number)
+            self.tell("role-draining", f"{watched.name} is asked to stop: {why}", **watched.about)
+        elif number := watched.draining.due_signal(self.roles.lease_of(watched)):
+            self.signal(watched, number)
 
-    def signal(self, w: Watched, number: signal.Signals) -> None:
+    def signal(self, watched: Watched, number: signal.Signals) -> None:
         """Send SIGTERM or SIGKILL to the living process of the role, if it can be reached from this host."""
-        if w.life and number == signal.SIGKILL:
-            w.life.kill()
-        elif w.life:
-            w.life.terminate()
-        elif seen := self.roles.lease_of(w):
-            signal_role(w.role, seen.lease, self.run.name, number)
+        if watched.life and number == signal.SIGKILL:
+            watched.life.kill()
+        elif watched.life:
+            watched.life.terminate()
+        elif seen := self.roles.lease_of(watched):
+            signal_role(watched.role, seen.lease, self.run.name, number)
 
-    def bury_ended(self, w: Watched) -> None:
+    def bury_ended(self, watched: Watched) -> None:
         """Clean up after the life that the supervisor has started, if it has ended."""
-        if isinstance(started := w.state, Started) and (code := self._exit_code(w, started)) is not None:
-            self._bury(w, started, code)
+        if isinstance(started := watched.state, Started) and (code := self._exit_code(watched, started)) is not None:
+            self._bury(watched, started, code)
 
-    def bury_adopted(self, w: Watched) -> str:
+    def bury_adopted(self, watched: Watched) -> str:
         """Report the end of an adopted life that is not alive any more. Return how it ended, or an empty string if no
         life was adopted."""
-        seen = self.roles.lease_of(w)
-        if not w.is_adopted or seen is None:
+        seen = self.roles.lease_of(watched)
+        if not watched.is_adopted or seen is None:
             return ""
-        w.end()
+        watched.end()
         how = seen.lease.status if seen.lease.status in CLOSED else "gone"
         severity = "warning" if how in ("gone", "failed") else "info"
-        self.tell("role-ended", f"{w.name}, which was adopted, is {how}", severity, **w.about)
+        self.tell("role-ended", f"{watched.name}, which was adopted, is {how}", severity, **watched.about)
         return how
 
     # A life that the supervisor has started
 
-    def _attend_started(self, w: Watched, started: Started) -> None:
-        if (code := self._exit_code(w, started)) is not None:
-            self._react_to_end(w, started, code)
+    def _attend_started(self, watched: Watched, started: Started) -> None:
+        if (code := self._exit_code(watched, started)) is not None:
+            self._react_to_end(watched, started, code)
         elif started.kill is None:
-            self._judge(w, started)
+            self._judge(watched, started)
         else:
-            self._insist(w, started, started.kill)
+            self._insist(watched, started, started.kill)
 
-    def _exit_code(self, w: Watched, started: Started) -> int | None:
+    def _exit_code(self, watched: Watched, started: Started) -> int | None:
         """Return the exit code of a life that has ended, else None. The code comes from the launcher. If the launcher
         has not noticed the end `last_word_after` seconds after the role closed its lease, the code follows from the
         lease's status."""
-        code, seen = started.life.poll(), self.roles.lease_of(w)
+        code, seen = started.life.poll(), self.roles.lease_of(watched)
         if code is None and seen and started.has_begun(seen) and seen.silent_for > self.launcher.last_word_after:
             return CLOSED.get(seen.lease.status)
         return code
 
-    def _judge(self, w: Watched, started: Started) -> None:
-        seen, now, life = self.roles.lease_of(w), time.monotonic(), started.life
+    def _judge(self, watched: Watched, started: Started) -> None:
+        seen, now, life = self.roles.lease_of(watched), time.monotonic(), started.life
         if why := hangs(seen, started.life_before, now - started.since, self.limits, self.launcher):
             started.kill = RepeatedKill(now)
-            self.tell("role-silent", f"{w.name} {why}", "warning", **w.about)
+            self.tell("role-silent", f"{watched.name} {why}", "warning", **watched.about)
             life.kill()
         elif started.has_begun(seen):
-            w.restarts.note_lease()
+            watched.restarts.note_lease()
         elif not started.told_waiting and now - started.since > PATIENCE and life.waits_for:
             started.told_waiting = True
-            self.tell("role-waiting", f"{w.name} has not begun yet: {life.waits_for}", "warning", **w.about)
+            self.tell("role-waiting", f"{watched.name} has not begun yet: {life.waits_for}", "warning", **watched.about)
 
-    def _insist(self, w: Watched, started: Started, kill: RepeatedKill) -> None:
+    def _insist(self, watched: Watched, started: Started, kill: RepeatedKill) -> None:
         now, life = time.monotonic(), started.life
         if kill.is_lost(now, self.launcher.end_grace):
             life.let_go()
-            w.end()
+            watched.end()
             self.roles.look_soon()
-            self.tell("role-lost", f"{w.name} could not be killed: {life.where}", "error", **w.about)
-            self._delay_restart(w, f"it could not be killed; {quote_log(life)}", started)
+            self.tell("role-lost", f"{watched.name} could not be killed: {life.where}", "error", **watched.about)
+            self._delay_restart(watched, f"it could not be killed; {quote_log(life)}", started)
         elif kill.is_due(now):
             life.kill()
 
-    def _react_to_end(self, w: Watched, started: Started, code: int) -> None:
+    def _react_to_end(self, watched: Watched, started: Started, code: int) -> None:
         # Read the role's last status, and the wanted state, which the role may have read before this supervisor.
-        self.roles.look()
-        was_asked = w.draining is not None
-        self._bury(w, started, code)
-        if w.role not in self.roles.wanted() or was_asked:  # if the role is wanted again, `attend` starts it
+        self.roles.read_leases()
+        was_asked = watched.draining is not None
+        self._bury(watched, started, code)
+        if watched.role not in self.roles.wanted() or was_asked:  # if the role is wanted again, `attend` starts it
             return
-        seen, life = self.roles.lease_of(w), started.life
+        seen, life = self.roles.lease_of(watched), started.life
         if code == FINISHED or (seen and started.has_begun(seen) and seen.lease.status == "finished"):
-            w.finish()
+            watched.finish()
         elif code == MISUSED:
-            raise RunFailed(f"{w.name} cannot work with its settings or data; {refusal_in_log(life)}")
+            raise RunFailed(f"{watched.name} cannot work with its settings or data; {refusal_in_log(life)}")
         elif code == GAVE_UP:
-            raise RunFailed(f"{w.name} has waited too long for another role; {quote_log(life)}")
-        elif code != SUPERSEDED or not self.roles.is_open(w):  # a life that took over is found by its lease
-            self._delay_restart(w, f"{describe_exit(code)}; {quote_log(life)}", started)
+            raise RunFailed(f"{watched.name} has waited too long for another role; {quote_log(life)}")
+        elif code != SUPERSEDED or not self.roles.is_open(watched):  # a life that took over is found by its lease
+            self._delay_restart(watched, f"{describe_exit(code)}; {quote_log(life)}", started)
 
-    def _bury(self, w: Watched, started: Started, code: int) -> None:
+    def _bury(self, watched: Watched, started: Started, code: int) -> None:
         life = started.life
-        w.end()
+        watched.end()
         self.roles.look_soon()
         severity = "info" if code in (FINISHED, STOPPED) else "warning"
         how = f"{describe_exit(code)}{why_it_ended(life, code)}"
-        self.tell("role-ended", f"{w.name}, life {life.number}, {how}", severity, **w.about, code=code)
+        self.tell("role-ended", f"{watched.name}, life {life.number}, {how}", severity, **watched.about, code=code)
         try:
             self.launcher.ended(life)
         except StorageError as error:
-            message = f"the log of {w.name} could not be stored and stays on its host ({life.where}): {error}"
-            self.tell("log-not-stored", message, "warning", **w.about)
+            message = f"the log of {watched.name} could not be stored and stays on its host ({life.where}): {error}"
+            self.tell("log-not-stored", message, "warning", **watched.about)
 
     # Its next life
 
-    def _start(self, w: Watched) -> None:
-        if w.role not in self.roles.wanted():
+    def _start(self, watched: Watched) -> None:
+        if watched.role not in self.roles.wanted():
             return  # the trainer has finished since `attend` was called
-        seen, now = self.roles.lease_of(w), time.monotonic()
+        seen, now = self.roles.lease_of(watched), time.monotonic()
         life_before = seen.lease.life if seen else 0
-        number = max(w.number, life_before, last_life(self.run, w.role)) + 1
+        number = max(watched.number, life_before, last_life(self.run, watched.role)) + 1
         try:
-            life = self.launcher.start(w.role, number)
+            life = self.launcher.start(watched.role, number)
         except NotNow as reason:
-            self._postpone(w, str(reason), now)
+            self._postpone(watched, str(reason), now)
             return
-        w.start(life, life_before, now)
-        self.tell("role-started", f"{w.name}, life {w.number}: {life.where}", **w.about)
+        watched.start(life, life_before, now)
+        self.tell("role-started", f"{watched.name}, life {watched.number}: {life.where}", **watched.about)
 
-    def _postpone(self, w: Watched, reason: str, now: float) -> None:
+    def _postpone(self, watched: Watched, reason: str, now: float) -> None:
         """Note that the role cannot be started now. Report each new reason once. Raise RunFailed after
         `limits.data_deadline` seconds."""
-        waited, is_new = w.refuse(reason, now, self.limits.lease_every)
+        waited, is_new = watched.refuse(reason, now, self.limits.lease_every)
         if is_new:
-            self.tell("role-waiting", f"{w.name} cannot start yet: {reason}", "warning", **w.about)
+            self.tell("role-waiting", f"{watched.name} cannot start yet: {reason}", "warning", **watched.about)
         if waited > self.limits.data_deadline:
-            raise RunFailed(f"{w.name} could not be started for {waited:.0f} s: {reason}")
+            raise RunFailed(f"{watched.name} could not be started for {waited:.0f} s: {reason}")
 
-    def _replace(self, w: Watched, seen: Seen) -> None:
+    def _replace(self, watched: Watched, seen: Seen) -> None:
         """Handle a lease that is closed or silent and belongs to a process that this supervisor has not started. If the
         lease says `finished`, the role is finished. In all other cases the life of the role counts as ended, so the
         role is started again; if the lease is silent and its process is on this host, the process is killed first."""
-        if self.roles.is_open(w):
-            if w.told_silent != seen.lease.life:
-                w.told_silent = seen.lease.life
-                self.tell("role-silent", f"{w.name} {say_silent(seen)}", "warning", **w.about)
-            signal_role(w.role, seen.lease, self.run.name, signal.SIGKILL)
-        how = self.bury_adopted(w)
+        if self.roles.is_open(watched):
+            if watched.told_silent != seen.lease.life:
+                watched.told_silent = seen.lease.life
+                self.tell("role-silent", f"{watched.name} {say_silent(seen)}", "warning", **watched.about)
+            signal_role(watched.role, seen.lease, self.run.name, signal.SIGKILL)
+        how = self.bury_adopted(watched)
         if seen.lease.status == "finished":
-            w.finish()
+            watched.finish()
             return
-        w.end()
+        watched.end()
         if how:
-            self._delay_restart(w, f"it was {how} (pid {seen.lease.pid} on {seen.lease.host})")
+            self._delay_restart(watched, f"it was {how} (pid {seen.lease.pid} on {seen.lease.host})")
 
-    def _delay_restart(self, w: Watched, how: str, started: Started | None = None) -> None:
+    def _delay_restart(self, watched: Watched, how: str, started: Started | None = None) -> None:
         """Count one end of the role, and report after how many seconds the role is started again. `started` is its
         latest life, if this supervisor has started that life."""
-        never_began = started and started.kill and not started.has_begun(self.roles.lease_of(w))
+        never_began = started and started.kill and not started.has_begun(self.roles.lease_of(watched))
         without_lease = self.launcher.start_deadline if never_began else None
-        delay = w.restarts.spend(w.name, how, time.monotonic(), seconds_without_lease=without_lease)
-        self.tell("role-restarting", f"{w.name} is started again in {delay:g} s", "warning", **w.about)
+        delay = watched.restarts.spend(watched.name, how, time.monotonic(), seconds_without_lease=without_lease)
+        self.tell("role-restarting", f"{watched.name} is started again in {delay:g} s", "warning", **watched.about)

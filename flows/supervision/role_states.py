@@ -147,7 +147,7 @@ class WatchedRoles:
         self.last_look = time.monotonic()
         self.next_look = 0.0
 
-    def look(self) -> None:
+    def read_leases(self) -> None:
         """Read the leases and the wanted state. If the last look was long ago, restart the measurement of every lease's
         silence now: a role must not count as dead because this supervisor did not look."""
         if time.monotonic() - self.last_look > max(self.limits.silent_after / 2, 3 * self.limits.lease_every):
@@ -178,7 +178,7 @@ class WatchedRoles:
 
     def unwanted(self) -> list[Watched]:
         wanted = self.wanted()
-        return [w for role, w in self.watched.items() if role not in wanted]
+        return [watched for role, watched in self.watched.items() if role not in wanted]
 
     def has_learned(self) -> bool:
         """True if the trainer has finished."""
@@ -190,27 +190,27 @@ class WatchedRoles:
 
     # What is there
 
-    def lease_of(self, w: Watched) -> Seen | None:
-        return self.seen.get(w.name)
+    def lease_of(self, watched: Watched) -> Seen | None:
+        return self.seen.get(watched.name)
 
     def open_leases(self) -> dict[str, Seen]:
         """Return the leases of roles that may be alive."""
         return {name: seen for name, seen in self.seen.items() if _is_open(seen.lease)}
 
-    def is_open(self, w: Watched) -> bool:
-        seen = self.lease_of(w)
+    def is_open(self, watched: Watched) -> bool:
+        seen = self.lease_of(watched)
         return seen is not None and _is_open(seen.lease)
 
-    def moves(self, w: Watched) -> bool:
+    def moves(self, watched: Watched) -> bool:
         """Return True if the lease of a role is open and was renewed within `limits.silent_after` seconds."""
-        seen = self.lease_of(w)
+        seen = self.lease_of(watched)
         return seen is not None and _is_open(seen.lease) and seen.silent_for <= self.limits.silent_after
 
-    def is_alive(self, w: Watched) -> bool:
-        return w.life is not None or self.moves(w)
+    def is_alive(self, watched: Watched) -> bool:
+        return watched.life is not None or self.moves(watched)
 
     def alive(self) -> list[Watched]:
-        return [w for w in self.watched.values() if self.is_alive(w)]
+        return [watched for watched in self.watched.values() if self.is_alive(watched)]
 
 
 def _is_open(lease: Lease) -> bool:

@@ -123,8 +123,8 @@ class Supervisor:
                 self.keeper.attend(roles.know(role))
             if roles.state.searchers and roles.has_learned():
                 roles.state = roles.wanted_state.change(searchers=0, why=DONE_LEARNING)
-            for w in roles.unwanted():
-                self.keeper.drain(w)
+            for watched in roles.unwanted():
+                self.keeper.drain(watched)
             self.store_alarm.update([])
         except StorageError as error:
             if now - roles.last_look > self.limits.orphan_after:
@@ -135,7 +135,7 @@ class Supervisor:
 
     def look(self) -> None:
         """Read the leases and the wanted state. Report alarms and new events of the roles."""
-        self.roles.look()
+        self.roles.read_leases()
         self.lease.tell("supervising", roles=len(self.roles.alive()))
         self.alarms.update([*self.operating.find(self.roles.open_leases()), *lease_alarms(self.roles.watch)])
         while self.lease.repairs:
@@ -155,13 +155,13 @@ class Supervisor:
             self.tell("stop-cut-short", cut_short, "warning")
         for rung in ladder.rungs(was_asked=self.ask_to_stop(why)):
             if rung.signal:
-                for w in self.roles.alive():
-                    message = f"{w.name} is still running: sending {rung.signal.name}"
-                    self.tell("role-stopping", message, "warning", **w.about)
-                    self.keeper.signal(w, rung.signal)
+                for watched in self.roles.alive():
+                    message = f"{watched.name} is still running: sending {rung.signal.name}"
+                    self.tell("role-stopping", message, "warning", **watched.about)
+                    self.keeper.signal(watched, rung.signal)
             self.await_ends(rung.wait)
-        for w in self.roles.alive():
-            self.tell("role-left", f"{w.name} could not be stopped from this host", "error", **w.about)
+        for watched in self.roles.alive():
+            self.tell("role-left", f"{watched.name} could not be stopped from this host", "error", **watched.about)
         try:
             self.launcher.close()
         except StorageError as error:
@@ -181,15 +181,15 @@ class Supervisor:
         """Return when each role has either ended or used up the time that `wait` gives it."""
         roles = self.roles
         while True:
-            for w in roles.watched.values():
-                self.keeper.bury_ended(w)
+            for watched in roles.watched.values():
+                self.keeper.bury_ended(watched)
             if time.monotonic() >= roles.next_look:
                 self.look_if_possible()
-            for w in roles.watched.values():
-                if not roles.is_alive(w):
-                    self.keeper.bury_adopted(w)
+            for watched in roles.watched.values():
+                if not roles.is_alive(watched):
+                    self.keeper.bury_adopted(watched)
             # A list, not a generator: the first call for a role may start the wait for it.
-            overs = [wait.is_over(w.name, roles.lease_of(w)) for w in roles.alive()]
+            overs = [wait.is_over(watched.name, roles.lease_of(watched)) for watched in roles.alive()]
             if all(overs):
                 return
             time.sleep(POLL)
@@ -203,9 +203,9 @@ class Supervisor:
             self.roles.next_look = time.monotonic() + self.limits.lease_every
 
     def let_go(self) -> None:
-        for w in self.roles.watched.values():
-            if w.life:
-                w.life.let_go()
+        for watched in self.roles.watched.values():
+            if watched.life:
+                watched.life.let_go()
 
     def tell(self, kind: str, message: str, severity: str = "info", **data: Any) -> None:
         self.events.write(kind, message, severity=severity, **data)

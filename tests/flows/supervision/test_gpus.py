@@ -42,11 +42,11 @@ class Holder:
     """A process that takes devices as a role does."""
 
     def __init__(self, devices: Devices, kind: str):
-        taken = devices.take(kind)
-        assert taken is not None
-        self.uuids = "".join(taken.uuids)
-        self.process = subprocess.Popen([sys.executable, "-c", HOLD], pass_fds=taken.locks, stdout=subprocess.PIPE)
-        taken.release()
+        held = devices.acquire(kind)
+        assert held is not None
+        self.uuids = "".join(held.uuids)
+        self.process = subprocess.Popen([sys.executable, "-c", HOLD], pass_fds=held.locks, stdout=subprocess.PIPE)
+        held.release()
         assert self.process.stdout is not None
         self.process.stdout.readline()
 
@@ -88,7 +88,7 @@ def test_roles_take_free_devices_first_then_share_those_of_their_run(tmp_path: P
     first, second = hold(ours), hold(theirs)
     assert (first.uuids, second.uuids) == ("a", "b")
     assert hold(ours).uuids == "a"
-    assert Devices("runs/third", folder=tmp_path, uuids=["a", "b"]).take("trainer") is None
+    assert Devices("runs/third", folder=tmp_path, uuids=["a", "b"]).acquire("trainer") is None
     second.kill()
     assert hold(ours).uuids == "b"
 
@@ -109,14 +109,14 @@ def test_a_role_is_shown_its_device_alone_and_holds_it_until_its_last_process_en
     life = launcher.start(Role("trainer"), 1)
     assert shown_to(run, "trainer") == "GPU-7"
     another = Devices("runs/another", folder=tmp_path / "locks", uuids=["GPU-7"])
-    assert another.take("searcher") is None
+    assert another.acquire("searcher") is None
     with pytest.raises(NotNow, match="every GPU"):
         LocalLauncher(run, command=script, devices=another).start(Role("evaluator"), 1)
     life.kill()
     until(lambda: life.poll() is not None)
-    taken = another.take("searcher")
-    assert taken is not None
-    taken.release()
+    held = another.acquire("searcher")
+    assert held is not None
+    held.release()
 
 
 def test_a_device_is_free_again_when_its_last_role_was_killed(tmp_path: Path, hold: Hold):
@@ -124,7 +124,7 @@ def test_a_device_is_free_again_when_its_last_role_was_killed(tmp_path: Path, ho
     holders = [hold(first), hold(first)]
     second = Devices("runs/second", folder=tmp_path, uuids=["a"])
     holders[0].kill()
-    assert second.take("searcher") is None
+    assert second.acquire("searcher") is None
     holders[1].kill()
     assert hold(second).uuids == "a"
 
@@ -150,7 +150,7 @@ def test_an_engine_takes_several_devices_free_ones_first_and_the_trainer_takes_o
 
 def test_too_few_free_devices_are_not_kept(tmp_path: Path, hold: Hold):
     theirs = hold(Devices("runs/theirs", folder=tmp_path, uuids=["b"]))
-    assert pairs("runs/ours", tmp_path, "ab").take("searcher") is None
+    assert pairs("runs/ours", tmp_path, "ab").acquire("searcher") is None
     assert hold(Devices("runs/third", folder=tmp_path, uuids=["a", "b"])).uuids == "a"
     theirs.kill()
 
@@ -158,7 +158,7 @@ def test_too_few_free_devices_are_not_kept(tmp_path: Path, hold: Hold):
 def test_two_runs_never_hold_what_both_of_them_wait_for(tmp_path: Path, hold: Hold):
     """The first trainer leaves room for its searchers, and the second run holds nothing while it waits."""
     assert hold(pairs("runs/first", tmp_path, "ab"), "trainer").uuids == "a"
-    assert pairs("runs/second", tmp_path, "ab").take("trainer") is None
+    assert pairs("runs/second", tmp_path, "ab").acquire("trainer") is None
     assert hold(pairs("runs/first", tmp_path, "ab"), "searcher").uuids == "ba"
 
 
@@ -168,7 +168,7 @@ def test_two_runs_never_hold_what_both_of_them_wait_for(tmp_path: Path, hold: Ho
 def test_a_trainer_takes_one_device_for_each_rank(tmp_path: Path, hold: Hold, uuids: str, expected: list[str] | None):
     ours = Devices("runs/ours", folder=tmp_path, uuids=list(uuids), ranks=3)
     if expected is None:
-        assert ours.take("trainer") is None
+        assert ours.acquire("trainer") is None
         return
     assert [hold(ours, kind).uuids for kind in ("trainer", "searcher", "searcher", "evaluator")] == expected
 
@@ -193,11 +193,11 @@ from flows.supervision.gpus import Devices
 
 devices = Devices(sys.argv[1], folder=Path(sys.argv[2]), uuids=list("abcdefgh"), per_engine=8)
 for _ in sys.stdin:
-    taken = devices.take("searcher")
-    print(len(taken.uuids) if taken else 0, flush=True)
+    held = devices.acquire("searcher")
+    print(len(held.uuids) if held else 0, flush=True)
     sys.stdin.readline()
-    if taken:
-        taken.release()
+    if held:
+        held.release()
     print("released", flush=True)
 """
 
@@ -351,15 +351,15 @@ def test_a_link_that_somebody_put_there_does_not_open_our_files_or_folders_to_ev
     own.write_text("private")
     own.chmod(0o600)
     ours.mkdir(0o700)
-    Devices("first", folder=locks, uuids=["GPU-0"]).take("searcher")
+    Devices("first", folder=locks, uuids=["GPU-0"]).acquire("searcher")
     assert stat.S_IMODE(locks.stat().st_mode) == 0o1777
     assert {stat.S_IMODE(path.stat().st_mode) for path in locks.iterdir()} == {0o666}
     (locks / "taking.lock").unlink()
     (locks / "taking.lock").symlink_to(own)
     with pytest.raises(RunFailed, match=r"taking\.lock of a GPU cannot be opened"):
-        Devices("second", folder=locks, uuids=["GPU-0"]).take("searcher")
+        Devices("second", folder=locks, uuids=["GPU-0"]).acquire("searcher")
     (tmp_path / "linked").symlink_to(ours)
-    Devices("third", folder=tmp_path / "linked", uuids=["GPU-0"]).take("searcher")
+    Devices("third", folder=tmp_path / "linked", uuids=["GPU-0"]).acquire("searcher")
     assert (own.read_text(), stat.S_IMODE(own.stat().st_mode)) == ("private", 0o600)
     assert stat.S_IMODE(ours.stat().st_mode) == 0o700
 

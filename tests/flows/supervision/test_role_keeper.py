@@ -90,7 +90,7 @@ class Kept:
         limits = parse(run.config).limits
         self.roles = WatchedRoles(run, limits, first_delay=1.0, tell=self.tell)
         self.keeper = RoleKeeper(run, self.launcher, limits, self.roles, self.tell)
-        self.roles.look()
+        self.roles.read_leases()
 
     def tell(self, kind: str, message: str, severity: str = "info", **data: Any) -> None:
         self.events.append(Event(kind, message, severity, data))
@@ -107,7 +107,7 @@ class Kept:
         )  # fmt: skip
         found = self.run.store.read_tagged(layout.lease(role.name))
         self.run.store.replace(layout.lease(role.name), records.encode(vars(lease)), tag=found[1] if found else None)
-        self.roles.look()
+        self.roles.read_leases()
 
     def attend(self, role: Role = SEARCHER) -> Watched:
         w = self.roles.know(role)
@@ -213,7 +213,7 @@ def test_a_life_whose_lease_falls_silent_is_killed(kept: Kept):
     kept.attend()
     kept.write_lease(SEARCHER, life=1, counter=1)
     kept.wait(4.0)
-    kept.roles.look()
+    kept.roles.read_leases()
     kept.attend()
     assert kept.kinds == ["role-started", "role-silent"]
     assert kept.launcher.lives[0].sent == ["SIGKILL"]
@@ -225,7 +225,7 @@ def test_the_last_status_of_a_lease_is_the_end_if_nobody_else_reports_it(kept: K
     kept.write_lease(SEARCHER, life=1, counter=1, status="finished")
     assert kept.attend().life
     kept.wait(1.0)
-    kept.roles.look()
+    kept.roles.read_leases()
     assert isinstance(kept.attend().state, Finished)
     assert kept.events[-1].data["code"] == FINISHED
 
@@ -259,7 +259,7 @@ def test_a_lease_that_never_moves_is_told_once_and_its_role_is_started(kept: Kep
     kept.attend()
     kept.launcher.refusal = "no room"
     kept.wait(4.0)
-    kept.roles.look()
+    kept.roles.read_leases()
     kept.attend()
     kept.wait(1.0)
     kept.launcher.refusal = ""
@@ -283,7 +283,7 @@ def test_a_role_that_cannot_be_started_is_reported_once_for_each_reason_until_th
 def test_a_searcher_too_many_is_asked_and_then_made_to_end(kept: Kept):
     w = kept.attend()
     change_state(kept.run, searchers=1)
-    kept.roles.look()
+    kept.roles.read_leases()
     assert kept.roles.unwanted() == [w]
     kept.keeper.drain(w)
     assert kept.events[-1].message == "searcher-001 is asked to stop: the run wants only 1 searcher(s)"
@@ -304,7 +304,7 @@ def test_a_searcher_too_many_is_asked_and_then_made_to_end(kept: Kept):
 def test_a_searcher_that_ends_as_it_was_asked_to_costs_no_restart_where_it_is_wanted_again(kept: Kept):
     w = kept.attend()
     change_state(kept.run, searchers=1)
-    kept.roles.look()
+    kept.roles.read_leases()
     kept.keeper.drain(w)
     change_state(kept.run, searchers=2)
     kept.end(STOPPED)
@@ -331,12 +331,12 @@ def test_whoever_has_a_life_or_a_lease_that_moves_is_alive(kept: Kept):
     assert {w.role for w in kept.roles.alive()} == {SEARCHER, TRAINER}
     assert set(kept.roles.open_leases()) == {"trainer"}
     kept.wait(4.0)
-    kept.roles.look()
+    kept.roles.read_leases()
     assert {w.role for w in kept.roles.alive()} == {SEARCHER}
 
 
 def test_after_a_blind_time_nobody_is_taken_for_dead(kept: Kept):
     kept.write_lease(TRAINER, life=1, counter=1)
     kept.clock.now += 100
-    kept.roles.look()
+    kept.roles.read_leases()
     assert kept.roles.moves(kept.roles.know(TRAINER))
