@@ -2,11 +2,11 @@
 
     python -m benchmarks.critical_path [--sizes 10000 100000 1000000 10000000] [--out FOLDER] [--work FOLDER]
 
-While a trainer takes steps, its reader process looks for arrivals and admits a record every k steps, and for each step
-draws 7 prompts x 20 responses and fetches them. A thread of the trainer asks the reader for the batch and collates it.
-Here both do so with the real buffer on a local disk and on one core, while steps run on another core. A step is a
+While a trainer takes steps, its buffer process looks for arrivals and admits a record every k steps, and for each step
+draws 7 prompts x 20 responses and fetches them. A thread of the trainer asks this process for the batch and collates
+it. Here both do so with the real buffer on a local disk and on one core, while steps run on another core. A step is a
 gradient step of the quickstart's policy of about half a second, or a loop of small matrix products of the same length,
-which is more sensitive than any real step. Steps are taken in threes, in changing order: alone; with the reader in its
+which is more sensitive than any real step. Steps are taken in threes, in changing order: alone; with the buffer in its
 process, as in a trainer; and with all of its work in a thread instead. The results compare the last two with the first:
 how much longer a step takes, and for how long its thread did not run.
 
@@ -42,7 +42,7 @@ from benchmarks.harness.hardware import hardware
 from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled
 from flows.pages.charts import Chart, Series
 from flows.roles import buffer_process
-from flows.roles.buffer_process import Reader, serve_buffer
+from flows.roles.buffer_process import BufferProcess, serve_buffer
 from flows.roles.threads import switch_soon
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--work", type=Path, help="folder in which shards are made (default: the system's choice)")
     parser.add_argument("--one", type=int, help="measure this size in this process, and print the result as JSON")
-    parser.add_argument("--serve", type=int, help="run the reader of a run with this number of made-up rows")
+    parser.add_argument("--serve", type=int, help="run the buffer process of a run with this number of made-up rows")
     options, rest = parser.parse_known_args(arguments)
     if rest and not options.serve:
         parser.error(f"unknown arguments: {' '.join(rest)}")
@@ -119,7 +119,7 @@ def measure(work: Path, size: int) -> dict[str, Any]:
     runs = {kind: filled(work, kind, rows, STORED)[0] for kind in ("process", "thread")}
     switch_soon()
     buffer_process.COMMAND[:] = [*COMMAND, "--serve", str(size)]
-    with Reader(runs["process"], 1, 1, deadline=600) as apart:
+    with BufferProcess(runs["process"], 1, 1, deadline=600) as apart:
         buffers: dict[str, ReplayBuffer] = {"process": apart, "thread": MadeUp(runs["thread"], size)}
         asking = {kind: Asking(runs[kind], buffer) for kind, buffer in buffers.items()}
         for name, k in product(WORK, PERIODS):
@@ -127,7 +127,7 @@ def measure(work: Path, size: int) -> dict[str, Any]:
     return {"size": size, "load": load, "found": found}
 
 
-# --- readers ----------------------------------------------------------------------------------------------------------
+# --- buffers ----------------------------------------------------------------------------------------------------------
 
 
 class MadeUp(DuckReplayBuffer):
@@ -170,7 +170,7 @@ class Asking:
 
     def __init__(self, run: Run, buffer: ReplayBuffer):
         self.run, self.buffer = run, buffer
-        buffer.waiting()  # waits until the reader has started
+        buffer.waiting()  # waits until the process has started
         start = json.loads((Path(run.url) / "start.json").read_text())
         self.syncs, self.steps, self.prompts = count(start["sync"]), count(start["step"]), start["prompts"]
         self.numbers, self.arriving = count(STORED), list[dict[str, bytes]]()
@@ -219,7 +219,7 @@ def make_shards(run: Run, numbers: Iterator[int], n: int, prompts: int) -> dict[
 
 
 def beside(work: Callable[[], Any], k: int, asking: Mapping[str, Asking]) -> dict[str, Any]:
-    """Measure steps alone, and while each of the readers works."""
+    """Measure steps alone, and while each of the buffers works."""
     for it in asking.values():
         it.prepare(math.ceil(READS / k), k)
     cores = os.sched_getaffinity(0)

@@ -2,14 +2,14 @@
 
     python -m benchmarks.crash [--kills 320] [--in-training 0.625] [--stores local s3] [--seed 0] [--out FOLDER]
 
-The roles of runs of a tiny policy are killed by SIGKILL and restarted, again and again: the trainer, its reader, the
-searcher, the evaluator, and a process that compacts admitted shards. There are two kinds of runs.
+The roles of runs of a tiny policy are killed by SIGKILL and restarted, again and again: the trainer, its buffer
+process, the searcher, the evaluator, and a process that compacts admitted shards. There are two kinds of runs.
 
-- In runs that are killed *in training* the trainer or its reader is killed after the current attempt has stored one
-  or two checkpoints. The next attempt then continues a checkpoint of the attempt that was killed, so the chain of
-  attempts whose steps count grows by one attempt with every kill. Half of these kills hit a write of the trainer,
-  before, during or after it; half come at a random instant within the following steps. The evaluator begins after the
-  last kill.
+- In runs that are killed *in training* the trainer or its buffer process is killed after the current attempt has
+  stored one or two checkpoints. The next attempt then continues a checkpoint of the attempt that was killed, so the
+  chain of attempts whose steps count grows by one attempt with every kill. Half of these kills hit a write of the
+  trainer, before, during or after it; half come at a random instant within the following steps. The evaluator begins
+  after the last kill.
 - In the other runs any role is killed at any time of its life. Half of these kills hit one of the writes in
   `benchmarks/crash/kills.py`, before, during or after it; half come at a random instant.
 

@@ -62,13 +62,13 @@ class Kill:
 
     @property
     def process(self) -> str:
-        """The role in `ROLES` that is restarted for this kill: the trainer if the victim is its reader."""
+        """The role in `ROLES` that is restarted for this kill: the trainer if the victim is its buffer process."""
         return "trainer" if self.role == "reader" else self.role
 
 
 def kills_in_training(number: int, chance: random.Random) -> list[Kill]:
-    """Plan kills of a trainer or its reader after the attempt has stored a checkpoint: half of them at writes, half at
-    random instants."""
+    """Plan kills of a trainer or its buffer process after the attempt has stored a checkpoint: half of them at writes,
+    half at random instants."""
     writes = [(point, moment) for point in TRAINING for moment in MOMENTS]
     kills = [
         Kill("trainer", point, moment, nth=chance.randint(1, 3), checkpoints=chance.randint(1, 2))

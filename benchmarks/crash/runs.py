@@ -98,7 +98,7 @@ class Processes:
         if kill.point == RANDOM:
             victim.join(kill.seconds)
             if kill.role == "reader":
-                return fails_without_reader(victim)
+                return fails_without_buffer(victim)
             alive = victim.is_alive()
             end(victim)
             return alive
@@ -140,11 +140,11 @@ def end(process: ForkServerProcess) -> None:
     process.join()
 
 
-def fails_without_reader(trainer: ForkServerProcess) -> bool:
-    """Kill the reader of a trainer. Return True if the trainer then fails by itself, and False if the trainer ends
-    before it has a reader or does not fail in time."""
+def fails_without_buffer(trainer: ForkServerProcess) -> bool:
+    """Kill the buffer process of a trainer. Return True if the trainer then fails by itself, and False if the trainer
+    ends before it has one or does not fail in time."""
     pids = list[int]()
-    while trainer.is_alive() and not (pids := readers_of(trainer)):
+    while trainer.is_alive() and not (pids := buffer_processes_of(trainer)):
         trainer.join(0.02)
     if not trainer.is_alive():
         return False
@@ -154,7 +154,7 @@ def fails_without_reader(trainer: ForkServerProcess) -> bool:
     return trainer.exitcode == FAILED
 
 
-def readers_of(trainer: ForkServerProcess) -> list[int]:
+def buffer_processes_of(trainer: ForkServerProcess) -> list[int]:
     try:
         children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
         module = COMMAND[-1].encode()

@@ -1,6 +1,6 @@
 """Runs a role that is to be killed. Its store notes every stored object, and kills the process at the planned write.
 
-`python -m benchmarks.crash.victims '[KILL, NOTES, SEED]' --run …` runs the reader of such a trainer.
+`python -m benchmarks.crash.victims '[KILL, NOTES, SEED]' --run …` runs the buffer process of such a trainer.
 """
 
 import json
@@ -143,8 +143,8 @@ def life(role: str, url: str, kill: Kill | None, notes: str, seed: int, environm
 
 
 def read(plan: str, arguments: Sequence[str]) -> None:
-    """Run the reader of a trainer. The reader writes the trainer's records, and its planned death kills the trainer
-    too."""
+    """Run the buffer process of a trainer. The process writes the trainer's records, and its planned death kills the
+    trainer too."""
     fields, notes, seed = json.loads(plan)
     kill = Kill(**fields) if fields else None
 

@@ -44,13 +44,13 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
 # --- the trainer's side -----------------------------------------------------------------------------------------------
 
 
-class Reader(Child):
+class BufferProcess(Child):
     """The `ReplayBuffer` of one attempt, in another process. Methods raise the errors of the buffer. They raise
     RunFailed if the process has died, or has not answered within `deadline` seconds and was killed."""
 
     def __init__(self, run: Run, attempt: int, life: int, *, deadline: float):
         command = [*COMMAND, "--run", run.url, "--attempt", str(attempt), "--life", str(life)]
-        super().__init__("the trainer's reader", command)
+        super().__init__("the process of the replay buffer", command)
         self.deadline = deadline
         self._lock = threading.Lock()
         for pipe in (self.stdin, self.stdout):
@@ -103,7 +103,7 @@ class Reader(Child):
         return message["is"], numbers
 
 
-# --- the reader's side ------------------------------------------------------------------------------------------------
+# --- the buffer's side ------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None, open_run: Callable[[str], Run] = Run.open) -> None:

@@ -7,8 +7,8 @@ from tba.runtime.child import ask_linux
 
 SWITCH_SECONDS = 1e-5
 """Seconds after which a thread that waits for Python's interpreter lock asks the holder to release it. Other threads of
-the trainer hold the lock while they store a sync or talk to the reader, so a gradient step has to wait for it. With
-Python's default of 5 ms, a step waited three times as long, in a measurement with one thread that reads."""
+the trainer hold the lock while they store a sync or talk to the buffer process, so a gradient step has to wait for it.
+With Python's default of 5 ms, a step waited three times as long, in a measurement with one thread that reads."""
 
 _PR_SET_TIMERSLACK = 29
 

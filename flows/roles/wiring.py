@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Thread
 
 from flows.roles import starting_checkpoint
-from flows.roles.buffer_process import Reader
+from flows.roles.buffer_process import BufferProcess
 from flows.roles.engines import evaluation_sampling, open_generator, search_sampling
 from flows.roles.model_loading import Tell, find_adapter, first_device, load_policy, load_start, model_at
 from flows.roles.prompt_intake import store_prompts, stream_of_prompts
@@ -43,7 +43,7 @@ from tba.types import Version
 log = logging.getLogger(__name__)
 
 
-STARTING = 120.0  # minimum deadline for an answer of the trainer's reader, in seconds: the reader may have to start
+STARTING = 120.0  # minimum deadline for an answer of the buffer process, in seconds: the process may have to start
 
 
 def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None:
@@ -84,10 +84,11 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
             policy = load_start(run, config, lease.tell, device=first_device(config))
             if not run.parent:
                 store_prompts(run, config, task, policy.tokenizer, events)
+        deadline = max(config.limits.data_deadline, STARTING)
         with (
             start_ranks(run, config, policy, checkpoint, scratch=scratch, tell=lease.tell) as (learner, state),
             closing(open_metric_log(run, config.metrics)) as metrics,
-            Reader(run, attempt.number, lease.life, deadline=max(config.limits.data_deadline, STARTING)) as buffer,
+            BufferProcess(run, attempt.number, lease.life, deadline=deadline) as buffer,
         ):
             syncs = SyncWriter(
                 config,

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.harness.fetched import fetched_of
 from flows.planning import create
-from flows.roles.buffer_process import Reader, make_buffer
+from flows.roles.buffer_process import BufferProcess, make_buffer
 from storage import layout
 from storage.log.schema import decode
 from storage.log.trajectories import Trajectories
@@ -41,9 +41,9 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def reader(run: Run) -> Iterator[Reader]:
-    with Reader(run, 1, 1, deadline=60) as reader:
-        yield reader
+def buffer_process(run: Run) -> Iterator[BufferProcess]:
+    with BufferProcess(run, 1, 1, deadline=60) as buffer_process:
+        yield buffer_process
 
 
 def append(run: Run, round: int) -> None:
@@ -56,22 +56,23 @@ def append(run: Run, round: int) -> None:
         Trajectories(run).append(searcher, round, shard)
 
 
-def test_a_reader_records_draws_and_fetches_like_the_buffer(run: Run, reader: Reader):
+def test_a_buffer_process_records_draws_and_fetches_like_the_buffer(run: Run, buffer_process: BufferProcess):
     """If one of them has made a record, the other uses it."""
     buffer = make_buffer(run, make_config(), 1, Events(run, "trainer", 2))
-    assert (reader.recorded(0), reader.waiting()) == (buffer.recorded(0), buffer.waiting()) == (False, 54)
+    assert (buffer.recorded(0), buffer.waiting()) == (False, 54)
+    assert (buffer_process.recorded(0), buffer_process.waiting()) == (False, 54)
     masks = []
     for sync in range(3):
-        assert reader.sync(sync, step=sync * EVERY) == buffer.sync(sync, step=sync * EVERY)
-        assert reader.queues() == buffer.queues()
+        assert buffer_process.sync(sync, step=sync * EVERY) == buffer.sync(sync, step=sync * EVERY)
+        assert buffer_process.queues() == buffer.queues()
         for step in (sync * EVERY + 1, sync * EVERY + 2):
-            draws = reader.draw(step)
+            draws = buffer_process.draw(step)
             assert draws == buffer.draw(step)
-            found = reader.fetch(draws)
+            found = buffer_process.fetch(draws)
             assert rows_of(found) == rows_of(buffer.fetch(draws))
             masks += [found.loss_mask.elements_N] if found.loss_mask else []
         append(run, 3 + sync)
-    assert reader.recorded(2)
+    assert buffer_process.recorded(2)
     assert masks and not any(mask.all() for mask in masks)
 
 
@@ -80,9 +81,9 @@ def test_an_objective_over_tokens_gets_their_log_probabilities_and_the_values_of
     plain["config"]["objective"] = {"name": "vine-ppo"}
     plain["config"]["search"]["value_samples"] = 9
     rewrite(run, with_digest(plain))
-    with Reader(run, 1, 1, deadline=60) as reader:
-        reader.sync(0, step=0)
-        fetched = reader.fetch(draws := reader.draw(1))
+    with BufferProcess(run, 1, 1, deadline=60) as buffer_process:
+        buffer_process.sync(0, step=0)
+        fetched = buffer_process.fetch(draws := buffer_process.draw(1))
     stored = {}
     for shard in run.store.list(layout.TRAJECTORIES):
         stored |= {it.trajectory_id: it for it in from_table(decode(run.store.read(shard.key)))}
@@ -102,72 +103,73 @@ def rewrite(run: Run, record: bytes) -> None:
     store.create(layout.RUN, record)
 
 
-def test_a_reader_goes_on_from_the_queues_of_a_checkpoint(run: Run, reader: Reader):
-    reader.sync(0, step=0)
-    queues = reader.queues()
-    draws = [reader.draw(1), reader.draw(2)]
-    with Reader(run, 1, 2, deadline=60) as later:
+def test_a_buffer_process_goes_on_from_the_queues_of_a_checkpoint(run: Run, buffer_process: BufferProcess):
+    buffer_process.sync(0, step=0)
+    queues = buffer_process.queues()
+    draws = [buffer_process.draw(1), buffer_process.draw(2)]
+    with BufferProcess(run, 1, 2, deadline=60) as later:
         later.replay(0)
         later.restore(queues)
         assert [later.draw(1), later.draw(2)] == draws
 
 
-def test_the_errors_of_a_reader_are_those_of_the_buffer(run: Run, reader: Reader):
+def test_the_errors_of_a_buffer_process_are_those_of_the_buffer(run: Run, buffer_process: BufferProcess):
     with pytest.raises(Missing, match=r"000000\.json does not exist"):
-        reader.replay(3)
-    reader.sync(0, step=0)
+        buffer_process.replay(3)
+    buffer_process.sync(0, step=0)
     claim_attempt(run)
     with pytest.raises(Superseded, match="attempt 2 of the trainer has taken over from attempt 1"):
-        reader.sync(1, step=EVERY)
-    assert not reader.recorded(1)
+        buffer_process.sync(1, step=EVERY)
+    assert not buffer_process.recorded(1)
     with pytest.raises(RuntimeError, match="ValueError: records are applied in order"):
-        reader.sync(7, step=7 * EVERY)
-    assert len(reader.draw(1)) == 4  # the reader goes on
+        buffer_process.sync(7, step=7 * EVERY)
+    assert len(buffer_process.draw(1)) == 4  # the process goes on
 
 
-def test_the_first_order_to_a_reader_that_cannot_make_its_buffer_raises_the_error(run: Run):
+def test_the_first_order_to_a_buffer_process_that_cannot_make_its_buffer_raises_the_error(run: Run):
     replace_text(Path(run.url, layout.RUN), "select", "selct")
-    with Reader(run, 1, 1, deadline=60) as reader, pytest.raises(ConfigError, match="selct"):
-        reader.waiting()
+    with BufferProcess(run, 1, 1, deadline=60) as buffer_process, pytest.raises(ConfigError, match="selct"):
+        buffer_process.waiting()
 
 
-def test_a_reader_that_was_killed_is_named(reader: Reader):
-    reader.process.kill()
-    died = rf"reader \(pid {reader.process.pid}\) has died \(SIGKILL\) after the order 'draw'"
+def test_a_buffer_process_that_was_killed_is_named(buffer_process: BufferProcess):
+    buffer_process.process.kill()
+    pid = buffer_process.process.pid
+    died = rf"the process of the replay buffer \(pid {pid}\) has died \(SIGKILL\) after the order 'draw'"
     with pytest.raises(RunFailed, match=died):
-        reader.draw(1)
+        buffer_process.draw(1)
 
 
-def test_a_reader_that_does_not_answer_is_killed_and_named(run: Run):
-    with Reader(run, 1, 1, deadline=60) as reader:
-        assert reader.waiting() == 54
-        reader.deadline = 0.5
-        reader.process.send_signal(signal.SIGSTOP)
+def test_a_buffer_process_that_does_not_answer_is_killed_and_named(run: Run):
+    with BufferProcess(run, 1, 1, deadline=60) as buffer_process:
+        assert buffer_process.waiting() == 54
+        buffer_process.deadline = 0.5
+        buffer_process.process.send_signal(signal.SIGSTOP)
         with pytest.raises(RunFailed, match=r"has not answered for 0\.5 s after the order 'draw'"):
-            reader.draw(1)
-    assert reader.process.returncode == -signal.SIGKILL
+            buffer_process.draw(1)
+    assert buffer_process.process.returncode == -signal.SIGKILL
 
 
-def test_the_first_order_to_a_reader_that_cannot_open_its_run_raises_the_error(run: Run):
+def test_the_first_order_to_a_buffer_process_that_cannot_open_its_run_raises_the_error(run: Run):
     open_store(run.url).delete(layout.RUN)
-    with Reader(run, 1, 1, deadline=60) as reader, pytest.raises(Missing, match=r"run\.json"):
-        reader.waiting()
+    with BufferProcess(run, 1, 1, deadline=60) as buffer_process, pytest.raises(Missing, match=r"run\.json"):
+        buffer_process.waiting()
 
 
-def test_signals_that_are_meant_for_the_trainer_do_not_end_a_reader(run: Run):
-    """The reader ignores them from its start, even while it still imports."""
-    with Reader(run, 1, 1, deadline=60) as reader:
+def test_signals_that_are_meant_for_the_trainer_do_not_end_a_buffer_process(run: Run):
+    """The process ignores them from its start, even while it still imports."""
+    with BufferProcess(run, 1, 1, deadline=60) as buffer_process:
         for _ in range(2):
             for number in (signal.SIGTERM, signal.SIGINT):
-                reader.process.send_signal(number)
-            assert reader.waiting() == 54
+                buffer_process.process.send_signal(number)
+            assert buffer_process.waiting() == 54
 
 
-def test_a_reader_ends_with_its_trainer_however_the_trainer_ends(run: Run):
+def test_a_buffer_process_ends_with_its_trainer_however_the_trainer_ends(run: Run):
     program = (
-        "import sys, time; from flows.roles.buffer_process import Reader; from storage.runs.run import Run\n"
-        "reader = Reader(Run.open(sys.argv[1]), 1, 1, deadline=60); reader.waiting()\n"
-        "print(reader.process.pid, flush=True); time.sleep(60)"
+        "import sys, time; from flows.roles.buffer_process import BufferProcess; from storage.runs.run import Run\n"
+        "buffer_process = BufferProcess(Run.open(sys.argv[1]), 1, 1, deadline=60); buffer_process.waiting()\n"
+        "print(buffer_process.process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, run.url], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout
@@ -176,4 +178,4 @@ def test_a_reader_ends_with_its_trainer_however_the_trainer_ends(run: Run):
         if sys.platform == "linux":
             os.kill(pid, signal.SIGSTOP)  # so that it cannot notice that its orders have ended
         os.kill(trainer.pid, signal.SIGKILL)
-        until(lambda: not is_running(pid), "the reader ends")
+        until(lambda: not is_running(pid), "the process ends")
