@@ -30,7 +30,7 @@ from benchmarks.harness.tiny_models import (
     tiny_tokenizer,
     trajectory,
 )
-from tba.batches.batching import Batch, collate, taken
+from tba.batches.batching import Batch, collate, groups_at
 from tba.config import Config, OptimizerName
 from tba.distributed.ranks import ALONE, Ranks, join, leave, open_port, rows_of, shares
 from tba.distributed.sharding import save_without_weights, without_weights
@@ -432,7 +432,7 @@ def test_rows_are_divided_as_torch_divides_them(size, total):
 @given(st.lists(st.integers(0, P - 1), min_size=1, max_size=P, unique=True))
 def test_a_share_is_the_batchs_own_rows(groups):
     batch = batch_at(1)
-    part = taken(batch, groups)
+    part = groups_at(batch, groups)
     for n, group in enumerate(groups):
         for j in range(K):
             assert part.lengths[n * K + j] == batch.lengths[group * K + j]
