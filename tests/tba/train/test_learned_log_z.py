@@ -13,7 +13,7 @@ from tba.batches.batching import prompt_lengths
 from tba.errors import ConfigError
 from tba.models.policy import Policy
 from tba.objectives import Groups, trajectory_balance
-from tba.train.auxiliary_models import make_companion
+from tba.train.auxiliary_models import make_auxiliary_model
 from tba.train.learner import Learned, Learner
 from tests.support.tba.objective_examples import BETA, REF_NL, assert_close, gradient, groups_of, named, parameters
 from tests.support.tba.trainers import RESPONSES, Buffer, Journal, settings
@@ -148,4 +148,4 @@ def test_a_prompt_ends_where_its_responses_begin_to_count(include_eos: bool):
 )
 def test_a_policy_without_a_backbone_is_refused(chosen: dict[str, Any], says: str):
     with pytest.raises(ConfigError, match=says):
-        make_companion(settings(**chosen), tiny_llama().base_model)
+        make_auxiliary_model(settings(**chosen), tiny_llama().base_model)
