@@ -34,7 +34,7 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Version
 from tests.conftest import s3_root
 from tests.support.flows.closeness import response
-from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba
+from tests.support.flows.command_line import DEADLINE, opened, tba
 from tests.support.flows.killed_runs import rows
 from tests.support.flows.live_roles import live, settings
 from tests.support.flows.roles import TINY
@@ -134,8 +134,7 @@ def test_a_run_without_searchers_learns_from_imports_some_of_which_come_while_it
         run = until(lambda: opened(f"{root}/runs/r"), "the run is created", DEADLINE, log=log)
         until(lambda: Versions(run).complete(), "there is a version 0", DEADLINE, log=log)
         imported(run, written(tmp_path / "a.jsonl", given(run)), capsys=capsys)
-        until(lambda: lease_at(run, "trainer", step=4), "the trainer takes four steps", DEADLINE, log=log)
-        newest = Versions(run).complete()[-1].number
+        newest = until(lambda: Versions(run).complete()[-1].number, "there is a version 1", DEADLINE, log=log)
         imported(run, written(tmp_path / "b.jsonl", given(run, first=6)), "--version", str(newest), capsys=capsys)
         drawn = f"{DRAWN} where d.trajectory_id = t.trajectory_id and version_start = {newest}"
         until(lambda: rows(run, drawn), "a row of the second import is drawn", DEADLINE, log=log)
