@@ -475,7 +475,10 @@ def test_a_policy_in_parts_is_refused_unless_every_part_is_there(root, policy, t
     ("path", "says"),
     [
         ("ftp://somewhere/model", "a store is a path, file://… or s3://…, got ftp://…"),
-        ("/no/such/folder", "model.path must be an existing folder or a name on the hub, got '/no/such/folder'"),
+        (
+            "/no/such/folder",
+            "model.path must be an existing folder, a GGUF file or a name on the hub, got '/no/such/folder'",
+        ),
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused(path, says, tmp_path):
