@@ -3,12 +3,13 @@ their headers."""
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tba.config import Config
-from tba.errors import Damaged
+from tba.errors import ConfigError, Damaged
 from tba.models.file_checks import check_files, read_object
 from tba.models.folder import sizes_of, weight_files
 from tba.models.gguf_files import find_gguf, is_gguf, read_header
@@ -139,9 +140,11 @@ def find_model(config: Config) -> Model | None:
     if not path or "://" in path:
         return None
     folder = Path(path)
-    if is_gguf(path) and not folder.is_dir():
-        header = read_header("model.path", find_gguf("model.path", path))
-        return _model(header.sizes, header.hidden, header.intermediate)
+    if is_gguf(path):
+        with suppress(ConfigError):
+            header = read_header("model.path", find_gguf("model.path", path))
+            return _model(header.sizes, header.hidden, header.intermediate)
+        return None
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 

@@ -147,7 +147,7 @@ def model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> 
     if "://" in place:
         return _fetch_model(setting, place, run, config, tell)
     check_place(setting, place)
-    if is_gguf(place) and not Path(place).is_dir():
+    if is_gguf(place):
         return _convert_gguf(setting, place, config, tell)
     return place
 

@@ -17,7 +17,7 @@ RECIPE = "1"
 def convert(setting: str, file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file to a new folder. Raise ConfigError, naming the setting, if
     transformers cannot read the file."""
-    read_header(setting, file)
+    header = read_header(setting, file)
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         options = {"gguf_file": file.name, "dtype": torch.float32, "output_loading_info": True}
@@ -26,7 +26,7 @@ def convert(setting: str, file: Path, folder: Path) -> None:
             raise ValueError(f"it has no {', '.join(missing[:3])}")
     except Exception as error:  # the reader of a damaged file may raise anything
         raise ConfigError(f"{setting}: transformers cannot read {str(file)!r}: {error!r:.500}") from error
-    _split_as_trained(setting, file, tokenizer)
+    _split_as_trained(tokenizer, header.splitting)
     # transformers refuses to save a model that it has dequantised: give its weights to a new model.
     del read.config.quantization_config
     with torch.device("meta"):
@@ -38,10 +38,10 @@ def convert(setting: str, file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _split_as_trained(setting: str, file: Path, tokenizer: Any) -> None:
+def _split_as_trained(tokenizer: Any, splitting: str) -> None:
     """Split texts before byte-pair encoding as in the model's training. transformers ignores what the GGUF file says
-    about this; for SmolLM2, about one text in eighty of GSM8K would get other tokens."""
-    if read_header(setting, file).splitting == "smollm":
+    about this; for SmolLM2, about one text in ninety of GSM8K would get other tokens."""
+    if splitting == "smollm":
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )

@@ -4,6 +4,7 @@ This module does not import torch, so that a command that starts a run can use i
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -33,7 +34,8 @@ class Header:
 
 
 def is_gguf(place: str) -> bool:
-    return place.startswith(PACKAGE) or place.endswith(ENDING)
+    """Return True if a place names a GGUF file and not a folder. The file may be missing."""
+    return place.startswith(PACKAGE) or (place.endswith(ENDING) and not Path(place).is_dir())
 
 
 def find_gguf(setting: str, place: str) -> Path:
@@ -50,7 +52,9 @@ def find_gguf(setting: str, place: str) -> Path:
 def _in_package(setting: str, place: str) -> Path:
     """Return the path of a file in a package. The package is not imported: it may need others that are not there."""
     name, _, file = place.removeprefix(PACKAGE).partition("/")
-    found = find_spec(name) if name.isidentifier() else None
+    found = None
+    with suppress(ValueError):  # a module that is loaded without a specification, such as __main__
+        found = find_spec(name) if name.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
             f"{setting}: the package {name!r} is not installed, got {place!r}: "
@@ -81,12 +85,13 @@ def _read(setting: str, file: Path, changed: int) -> Header:
         kind = _field(reader, "general.architecture")
         names = ("context_length", "embedding_length", "feed_forward_length")
         context, hidden, intermediate = (int(_field(reader, f"{kind}.{name}")) for name in names)
+        rule = reader.get_field("tokenizer.ggml.pre")
+        splitting = rule.contents() if rule else ""
     except Exception as error:  # the reader of a damaged file may raise anything
         raise ConfigError(
             f"{setting}: {str(file)!r} is damaged, or is not the GGUF file of a language model: {error!r:.200}"
         ) from error
-    rule = reader.get_field("tokenizer.ggml.pre")
-    return Header(sizes, context, hidden, intermediate, rule.contents() if rule else "")
+    return Header(sizes, context, hidden, intermediate, splitting)
 
 
 def _field(reader: Any, name: str) -> Any:
