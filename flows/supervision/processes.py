@@ -36,7 +36,7 @@ _KINDS: dict[str, Kind] = {"searcher": "searcher", "trainer": "trainer", "evalua
 Command = Callable[["Role", str], list[str]]
 
 FINISHED, FAILED, MISUSED, SUPERSEDED, STOPPED, GAVE_UP = 0, 1, 2, 3, 4, 5  # exit codes of `python -m flows.roles.role`
-LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # last_words.py finds errors by this format
+LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # role_keeper.py finds errors by this format
 CLOCK_SLACK = 2.0  # seconds by which the times of a lease and of the process table may differ
 
 

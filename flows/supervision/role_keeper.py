@@ -1,11 +1,12 @@
 """Keep one role of a run alive: start it, adopt a life that is already there, kill a life that hangs, and restart."""
 
+import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from flows.supervision.interfaces import CLOSED, Launcher
-from flows.supervision.last_words import describe_exit, quote_log, refusal_in_log, why_it_ended
+from flows.supervision.interfaces import CLOSED, Launcher, Life
 from flows.supervision.processes import (
     FINISHED,
     GAVE_UP,
@@ -26,6 +27,9 @@ from tba.errors import RunFailed, StorageError
 
 PATIENCE = 30.0  # seconds after which an event reports that a life has not begun
 DONE_LEARNING = "the trainer has finished"  # why searchers are asked to stop while the last version is scored
+
+ERROR_LINE = re.compile(r"^(?:\S+ \S+ \S+ ERROR|ERROR:?|error:) (.+)$", re.MULTILINE)
+"""An error in a log, as roles and most other programs write it."""
 
 
 class RoleKeeper:
@@ -136,7 +140,7 @@ class RoleKeeper:
             watched.end()
             self.roles.look_soon()
             self.tell("role-lost", f"{watched.name} could not be killed: {life.where}", "error", **watched.about)
-            self._delay_restart(watched, f"it could not be killed; {quote_log(life)}", started)
+            self._delay_restart(watched, f"it could not be killed; {_quote_log(life)}", started)
         elif kill.is_due(now):
             life.kill()
 
@@ -151,18 +155,18 @@ class RoleKeeper:
         if code == FINISHED or (seen and started.has_begun(seen) and seen.lease.status == "finished"):
             watched.finish()
         elif code == MISUSED:
-            raise RunFailed(f"{watched.name} cannot work with its settings or data; {refusal_in_log(life)}")
+            raise RunFailed(f"{watched.name} cannot work with its settings or data; {_refusal_in_log(life)}")
         elif code == GAVE_UP:
-            raise RunFailed(f"{watched.name} has waited too long for another role; {quote_log(life)}")
+            raise RunFailed(f"{watched.name} has waited too long for another role; {_quote_log(life)}")
         elif code != SUPERSEDED or not self.roles.is_open(watched):  # a life that took over is found by its lease
-            self._delay_restart(watched, f"{describe_exit(code)}; {quote_log(life)}", started)
+            self._delay_restart(watched, f"{_describe_exit(code)}; {_quote_log(life)}", started)
 
     def _bury(self, watched: Watched, started: Started, code: int) -> None:
         life = started.life
         watched.end()
         self.roles.look_soon()
         severity = "info" if code in (FINISHED, STOPPED) else "warning"
-        how = f"{describe_exit(code)}{why_it_ended(life, code)}"
+        how = f"{_describe_exit(code)}{_why_it_ended(life, code)}"
         self.tell("role-ended", f"{watched.name}, life {life.number}, {how}", severity, **watched.about, code=code)
         try:
             self.launcher.ended(life)
@@ -219,3 +223,45 @@ class RoleKeeper:
         without_lease = self.launcher.start_deadline if never_began else None
         delay = watched.restarts.spend(watched.name, how, time.monotonic(), seconds_without_lease=without_lease)
         self.tell("role-restarting", f"{watched.name} is started again in {delay:g} s", "warning", **watched.about)
+
+
+# --- why a role has ended ---------------------------------------------------------------------------------------------
+
+
+def _describe_exit(code: int) -> str:
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    known = {FINISHED: "finished", STOPPED: "stopped", SUPERSEDED: "superseded by another life of the role"}
+    return known.get(code, f"failed with exit code {code}")
+
+
+def _why_it_ended(life: Life, code: int) -> str:
+    """Return the last error in the log of a role that failed, or its last line if there is no error. Return an empty
+    string if the role did not fail by itself."""
+    if code in (STOPPED, SUPERSEDED) or code <= FINISHED:  # negative codes are signals
+        return ""
+    words = ""
+    with suppress(StorageError):  # the log may be in remote storage
+        words = life.last_words()
+    last = _error_of(words) or words.rstrip().rpartition("\n")[2]
+    return f": {last}" if last else ""
+
+
+def _quote_log(life: Life) -> str:
+    """Return the last error in the log of a life, where the life ran, and the last lines of the log."""
+    words = life.last_words()
+    error = _error_of(words)
+    where = f"{error}; {life.where}" if error else life.where
+    return f"{where}; the end of its log:\n{words}" if words else f"{where}; its log is empty"
+
+
+def _refusal_in_log(life: Life) -> str:
+    """Return the last error in the log of a life, and where the life ran. A role that refuses its settings or data logs
+    an error that explains itself. If the log has no error, also return the last lines of the log."""
+    error = _error_of(life.last_words())
+    return f"{error}; {life.where}" if error else _quote_log(life)
+
+
+def _error_of(words: str) -> str:
+    """Return the message of the last error in a log, or an empty string."""
+    return next(reversed(ERROR_LINE.findall(words)), "")

@@ -1,13 +1,19 @@
-"""The tokens of a response as a page shows them: their texts, and the log-ratio of each."""
+"""The tokens of a response as a page shows them: the text of each, read with the tokenizer that is stored with a run's
+versions, and the log-ratio of each."""
 
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.pages.browse.tokens import Tokens
 from flows.pages.values import shade, written
+from storage import layout
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 
 _LEAST_SCALE = 0.25  # nats: a smaller log-ratio never has the full colour
 _MOST_TOKENS = 8000
+_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,30 @@ class Response:
     largest: float  # log-ratio that has the full colour
     has_texts: bool
     has_masked: bool
+
+
+class Tokens:
+    """The texts of tokens. The tokenizer is read from storage at the first call, never from a hub or a cache."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._first = threading.Lock()
+        self._tokenizer: Any = None
+
+    def texts(self, tokens: Sequence[int]) -> list[str] | None:
+        """Return the text of each token; empty where a character goes on in the next token. Return None if the run has
+        no readable tokenizer, or if the tokenizer does not know all tokens."""
+        with self._first:
+            self._tokenizer = self._tokenizer or _read_tokenizer(self._run)
+        if self._tokenizer is None:
+            return None
+        from tokenizers.decoders import DecodeStream
+
+        try:
+            stream = DecodeStream(skip_special_tokens=False)
+            return [stream.step(self._tokenizer, token) or "" for token in tokens]
+        except Exception:  # the library has several errors for unknown tokens
+            return None
 
 
 def read_response(trajectory: dict[str, Any], tokenizer: Tokens) -> Response | None:
@@ -63,3 +93,16 @@ def _says(trajectory: dict[str, Any], at: int, ratio: float | None, own: bool) -
     return (
         f"{token}: log-ratio {written(ratio)} = {written(behaviour)} − ({written(reference)}), policy minus reference"
     )
+
+
+def _read_tokenizer(run: Run) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        for version in reversed(Versions(run).complete()):
+            key = f"{layout.version(version)}{_FILE}"
+            if run.store.exists(key):
+                return Tokenizer.from_str(run.store.read(key).decode())
+    except Exception:  # a damaged tokenizer counts as missing; `tba check` names its file
+        return None
+    return None

@@ -14,8 +14,8 @@ from flows.pages.browse import overview, prompt, search, step, trajectory, versi
 from flows.pages.browse.connections import CrowdedServer, Limits
 from flows.pages.browse.frame import show
 from flows.pages.browse.guard import App, Door, Guard, is_foreign, open_door
+from flows.pages.browse.response import Tokens
 from flows.pages.browse.run_snapshot import Refused, RunSnapshot, TooLong
-from flows.pages.browse.tokens import Tokens
 from flows.queries.statements import explain
 from storage.runs.run import Run
 from tba.errors import QueryError, TBAError

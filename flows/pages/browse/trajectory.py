@@ -7,9 +7,8 @@ from markupsafe import Markup
 
 from flows.pages import addresses
 from flows.pages.browse.frame import show
-from flows.pages.browse.response import log_ratios, read_response
+from flows.pages.browse.response import Tokens, log_ratios, read_response
 from flows.pages.browse.run_snapshot import Refused, RunSnapshot
-from flows.pages.browse.tokens import Tokens
 from flows.pages.tables import Fact, facts
 from storage import layout
 

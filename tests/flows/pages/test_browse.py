@@ -26,9 +26,9 @@ from flows.escaping import shown
 from flows.pages.browse import search
 from flows.pages.browse.batch import Drawn
 from flows.pages.browse.guard import Door
+from flows.pages.browse.response import Tokens
 from flows.pages.browse.run_snapshot import RunSnapshot, TooLong
 from flows.pages.browse.step_summary import agreement
-from flows.pages.browse.tokens import Tokens
 from flows.pages.values import number
 from storage import layout
 from storage.log.trajectories import Trajectories

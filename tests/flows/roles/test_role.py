@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from flows.roles import role
-from flows.supervision.last_words import ERROR_LINE
 from flows.supervision.processes import FAILED, FINISHED, LOG_FORMAT
+from flows.supervision.role_keeper import ERROR_LINE
 from storage.runs.control import change_state
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease
