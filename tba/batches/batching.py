@@ -192,6 +192,14 @@ def groups_at(batch: Batch, groups: Sequence[int]) -> Batch:
     )
 
 
+def first_equal_rows(batch: Batch) -> list[int]:
+    """Return, for each row, the index of the first row with the same tokens, of which the same tokens count."""
+    first: dict[tuple[int, bytes, bytes], int] = {}
+    tokens_BT, mask_BT = batch.tokens_BT.cpu().numpy(), batch.response_mask_BT.cpu().numpy()
+    keys = ((n, tokens_BT[row].tobytes(), mask_BT[row].tobytes()) for row, n in enumerate(batch.lengths))
+    return [first.setdefault(key, row) for row, key in enumerate(keys)]
+
+
 def prompt_lengths(batch: Batch) -> Tensor:
     """Return [P]: the number of tokens before the first token that counts in any response to a prompt. If no token of
     the responses counts, this can be more than the length of the prompt."""

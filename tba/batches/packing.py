@@ -134,14 +134,14 @@ def packed_logps(
     return [tuple(next(logps) for _ in response) for group in groups for response in group.responses]
 
 
-def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
+def groups_of(batch: Batch, chosen: Sequence[int] | None = None) -> tuple[list[Group], Tensor]:
     """Return the rows of a batch as groups, in order: consecutive rows with the same prompt are one group. Also return
     a flat boolean mask with one entry for each token of all responses in order. The mask is true where the token counts
-    in the loss."""
+    in the loss. With `chosen`, only the rows with these indices are returned."""
     parts, counted = list[tuple[tuple[int, ...], tuple[int, ...]]](), list[bool]()
     shared_B = prompt_lengths(batch).repeat_interleave(batch.responses_per_prompt).tolist()
-    rows = zip(batch.tokens_BT.tolist(), batch.response_mask_BT.tolist(), shared_B, batch.lengths, strict=True)
-    for tokens, mask, shared, length in rows:
+    rows = list(zip(batch.tokens_BT.tolist(), batch.response_mask_BT.tolist(), shared_B, batch.lengths, strict=True))
+    for tokens, mask, shared, length in rows if chosen is None else [rows[row] for row in chosen]:
         parts.append((tuple(tokens[:shared]), tuple(tokens[shared:length])))
         counted += mask[shared:length]
     groups = [Group(prompt, [rest for _, rest in them]) for prompt, them in groupby(parts, key=itemgetter(0))]

@@ -38,6 +38,12 @@ class TrainingConfig:
     gradients, optimizer state, log-softmax and sums stay in float32. `auto`, which all presets use, means bfloat16 on a
     GPU and float32 on a CPU. A run that was stored without this setting uses float32. With a `model.dtype` of bfloat16
     this setting has no effect."""
+    computed_rows: Literal["all", "needed"] = "all"
+    """Rows of a batch that the trainer computes. `all`: each row. `needed`, which all presets use: equal rows of a
+    micro-batch are computed once, and groups whose gradient is exactly 0 are not computed, such as groups with equal
+    rewards under an objective without a KL penalty. The gradients are the same up to rounding. The ledger has no
+    `logp` for rows that were not computed, and means such as `log_ratio_mean` leave them out. A run that was stored
+    without this setting computes all rows."""
     checkpoint_activations: bool = False
     """Whether layers keep only their inputs and compute the rest again in the backward pass. This saves memory and
     takes about a third more time, with the same gradients."""

@@ -130,11 +130,13 @@ class PolicyScorer:
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
     ) -> list[list[tuple[float, ...]]]:
         """Return, for each prompt and each of its responses, the log-probabilities of the response's tokens, EOS
-        included."""
-        groups = [Group(p.tokens, [r.tokens for r in group]) for p, group in zip(prompts, responses, strict=True)]
+        included. Equal responses to a prompt are read once."""
+        distinct = [list(dict.fromkeys(it.tokens for it in group)) for group in responses]
+        groups = [Group(prompt.tokens, tokens) for prompt, tokens in zip(prompts, distinct, strict=True)]
         with computing(self.policy.model, self.compute_dtype):
-            found = iter(self._logps(groups, temperature))
-        return [[next(found) for _ in group] for group in responses]
+            logps = iter(self._logps(groups, temperature))
+        by_tokens = [dict(zip(tokens, logps, strict=False)) for tokens in distinct]
+        return [[known[it.tokens] for it in group] for known, group in zip(by_tokens, responses, strict=True)]
 
     def _logps(self, groups: Sequence[Group], temperature: float) -> list[tuple[float, ...]]:
         if self.packs:

@@ -138,6 +138,11 @@ class Loss(NamedTuple):
     log_z_P: Tensor | None = None  # detached; one per group, even if each response has a log Z of its own
 
 
+def has_equal_rewards(reward_PK: Tensor) -> Tensor:
+    """Return [P]: whether all rewards of a group are equal."""
+    return (reward_PK == reward_PK[:, :1]).all(dim=1)
+
+
 def equal_rewards(reward_PK: Tensor) -> Tensor:
     """Return the share of groups in which all rewards are equal."""
-    return (reward_PK == reward_PK[:, :1]).all(dim=1).to(torch.get_default_dtype()).mean()
+    return has_equal_rewards(reward_PK).to(torch.get_default_dtype()).mean()

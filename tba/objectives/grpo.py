@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradient import PolicyGradient, centred, policy_gradient, rewards
+from tba.objectives.policy_gradient import GroupPolicyGradient, centred, policy_gradient, rewards
 from tba.settings import settings
 from tba.types import CorrectionKind, Level, Normaliser, Penalty
 
@@ -21,7 +21,7 @@ EPSILON = 1e-4
 
 
 @settings
-class GRPO(PolicyGradient):
+class GRPO(GroupPolicyGradient):
     """Group relative policy optimisation."""
 
     name: Literal["grpo"] = "grpo"
@@ -41,7 +41,7 @@ class GRPO(PolicyGradient):
 
 
 @settings
-class DrGRPO(PolicyGradient):
+class DrGRPO(GroupPolicyGradient):
     """Dr. GRPO: GRPO without the division by the standard deviation, and with a constant divisor in place of the
     length."""
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from tba.objectives.groups import Estimates, Groups, Loss
+from tba.runtime.lazy_torch import torch
 from tba.settings import Beta, Count, Positive, settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Auxiliary(NamedTuple):
@@ -53,6 +57,11 @@ class Objective(ABC):
         """Return what `loss` needs from the whole batch. Called before any gradient is taken, and only if
         `needs_whole_batch` is true."""
         raise NotImplementedError
+
+    def has_no_gradient(self, reward_PK: Tensor, equal_P: Tensor) -> Tensor:
+        """Return [P]: true for each group whose loss and gradient are 0 whatever the policy is, so that the group need
+        not be computed. `equal_P` is true for groups whose responses are all equal."""
+        return torch.zeros_like(equal_P)
 
     @property
     def needs_tokens(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field, model_validator
 
 from tba.objectives.corrections import Correction
-from tba.objectives.groups import LARGEST, Groups, Loss, equal_rewards
+from tba.objectives.groups import LARGEST, Groups, Loss, equal_rewards, has_equal_rewards
 from tba.objectives.objective import Objective
 from tba.runtime.lazy_torch import torch
 from tba.settings import Share, settings
@@ -86,6 +86,20 @@ class PolicyGradient(Objective):
                     f"objective.{name} does not apply where objective.correction is {self.correction!r}, got {value!r}"
                 )
         return self
+
+
+@settings
+class GroupPolicyGradient(PolicyGradient):
+    """The base class of those objectives that compare the reward of a response with the other rewards of its group
+    alone."""
+
+    def has_no_gradient(self, reward_PK: Tensor, equal_P: Tensor) -> Tensor:
+        """Return [P]: true for groups with equal rewards. With a penalty in the reward, the responses must be equal
+        too, because the penalty depends on them. A penalty in the loss always has a gradient."""
+        if self.kl_penalty == "loss":
+            return super().has_no_gradient(reward_PK, equal_P)
+        without = has_equal_rewards(reward_PK)
+        return without & equal_P if self.kl_penalty == "reward" else without
 
 
 def policy_gradient(groups: Groups, advantage: Tensor, objective: PolicyGradient, *, beta: float) -> Loss:

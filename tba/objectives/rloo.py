@@ -16,13 +16,13 @@ from __future__ import annotations
 from typing import Literal
 
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradient import PolicyGradient, centred, policy_gradient, rewards
+from tba.objectives.policy_gradient import GroupPolicyGradient, PolicyGradient, centred, policy_gradient, rewards
 from tba.settings import settings
 from tba.types import CorrectionKind, Level, Penalty
 
 
 @settings
-class RLOO(PolicyGradient):
+class RLOO(GroupPolicyGradient):
     """REINFORCE with a leave-one-out baseline."""
 
     name: Literal["rloo"] = "rloo"
@@ -34,7 +34,7 @@ class RLOO(PolicyGradient):
 
 
 @settings
-class ProximalRLOO(PolicyGradient):
+class ProximalRLOO(GroupPolicyGradient):
     """RLOO with the clipped importance ratio of whole responses."""
 
     name: Literal["proximal-rloo"] = "proximal-rloo"

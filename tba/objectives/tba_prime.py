@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from tba.objectives.groups import Groups, Loss
+from tba.objectives.groups import Groups, Loss, has_equal_rewards
 from tba.objectives.policy_gradient import PolicyGradient, centred, policy_gradient
 from tba.settings import settings
 from tba.types import CorrectionKind, Level, Normaliser
@@ -38,6 +38,12 @@ class TBAPrime(PolicyGradient):
     centre: Literal["policy", "behaviour"] = "policy"
     """Policy under which the mean log-ratio of a group is taken: the current policy, or the behaviour policy that
     sampled the responses. The runs of the paper use the behaviour policy."""
+
+    def has_no_gradient(self, reward_PK: Tensor, equal_P: Tensor) -> Tensor:
+        """Return [P]: true for groups of equal responses with equal rewards, if the mean log-ratio is the policy's."""
+        if self.centre == "behaviour":
+            return super().has_no_gradient(reward_PK, equal_P)
+        return has_equal_rewards(reward_PK) & equal_P
 
     @property
     def needs_tokens(self) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tba.objectives.groups import Anchor, Groups, Loss, check_groups, equal_rewards
+from tba.objectives.groups import Anchor, Groups, Loss, check_groups, equal_rewards, has_equal_rewards
 from tba.objectives.objective import Auxiliary, Objective, line
 from tba.runtime.lazy_torch import torch
 from tba.settings import Positive, Tempering, settings
@@ -62,6 +62,14 @@ class TrajectoryBalance(Objective):
     @property
     def needs_tokens(self) -> bool:
         return self.anchor == "behaviour"
+
+    def has_no_gradient(self, reward_PK: Tensor, equal_P: Tensor) -> Tensor:
+        """Return [P]: true for groups of equal responses with equal rewards, whose residuals are all equal to their
+        mean, 0. This does not hold for a learned log Z, nor if the responses were sampled by different policies and the
+        anchor is the policy that sampled."""
+        if self.log_z == "learned" or self.anchor == "behaviour":
+            return super().has_no_gradient(reward_PK, equal_P)
+        return has_equal_rewards(reward_PK) & equal_P
 
     @property
     def auxiliary(self) -> Auxiliary | None:

@@ -20,8 +20,15 @@ from tba.distributed.ranks import ALONE, Ranks, at_rest
 from tba.fetched import Fetched
 from tba.models.policy import AdapterSnapshot, Policy, Snapshot
 from tba.models.pretrained import computing
-from tba.objectives import Estimates, Groups, Loss, joined
+from tba.objectives import Estimates, Groups, joined
 from tba.train.auxiliary_models import LogZ, ValueModel, make_auxiliary_model
+from tba.train.computed_groups import (
+    groups_to_compute,
+    outcomes_of,
+    outcomes_without_gradient,
+    share_of,
+    share_of_equal_rewards,
+)
 from tba.train.micro_batches import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
 from tba.train.moving_reference import MovingReference
 from tba.train.optimizers import check_fits
@@ -129,9 +136,14 @@ class Learner:
             return self._accumulate(batch, beta)
 
     def _accumulate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
-        training, share = self.config.training, self.ranks.share(batch)
+        computed = groups_to_compute(batch, self.objective, training := self.config.training)
+        share = share_of(batch, computed, self.ranks)
         cut = micro_batches(
-            share.batch, most_groups=training.most_groups, most_tokens=training.tokens_per_micro_batch, packs=self.packs
+            share.batch,
+            most_groups=training.most_groups,
+            most_tokens=training.tokens_per_micro_batch,
+            packs=self.packs,
+            equal_once=training.computed_rows == "needed",
         )
         parts, counted = side_by_side(cut, share, self.ranks)
         parts, readers = [self._referred(part) for part in parts], self._readers()
@@ -142,18 +154,23 @@ class Learner:
             it.optimizer.zero_grad(set_to_none=True)
         for n, (part, at_hand) in enumerate(zip(parts, known, strict=True)):
             reading = Reading(readers, part, at_hand)
-            groups = self._groups(part.batch, reading.found, whole=batch)
+            groups = self._groups(part, reading.found, whole=batch)
             if estimates:
                 groups = estimates.of(part.first_slot, groups)
             loss = self.objective.loss(groups, beta=beta)
-            weight = part.batch.groups / batch.groups if n < counted else 0.0
-            reading.backward(loss.value * weight)
-            if n < counted:
-                outcomes += _outcomes(share.slots[part.first_slot :], groups, loss)
-            for name, value in {"loss": loss.value.detach(), **loss.metrics}.items():
-                metrics[name] = metrics.get(name, 0.0) + float(value) * weight
+            counts = part.batch.groups if n < counted else 0
+            reading.backward(loss.value * (counts / batch.groups))
+            outcomes += outcomes_of(share.slots[part.first_slot :], groups, loss) if counts else []
+            metrics["loss"] = metrics.get("loss", 0.0) + float(loss.value.detach()) * (counts / batch.groups)
+            for name, value in loss.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + float(value) * (counts / len(computed))
         of_batch = estimates.metrics if estimates else {}
-        return outcomes, self.ranks.total(metrics) | {name: float(value) for name, value in of_batch.items()}
+        metrics = self.ranks.total(metrics) | {name: float(value) for name, value in of_batch.items()}
+        if len(computed) < batch.groups:
+            metrics["equal_rewards"] = share_of_equal_rewards(batch)
+            if self.ranks.rank == 0:
+                outcomes += outcomes_without_gradient(batch, computed, moved=self.reference is not None)
+        return sorted(outcomes, key=lambda it: (it.slot, it.position)), metrics
 
     def _look_ahead(
         self, parts: Sequence[MicroBatch], batch: Batch, beta: float
@@ -163,22 +180,21 @@ class Learner:
         if not self.objective.needs_whole_batch:
             return [None] * len(parts), None
         known = [read(self._readers(), part) for part in parts]
-        whole = joined([self._groups(part.batch, found, whole=batch) for part, found in zip(parts, known, strict=True)])
+        whole = joined([self._groups(part, found, whole=batch) for part, found in zip(parts, known, strict=True)])
         return known, self.objective.estimates(whole, beta=beta)
 
-    def _groups(self, part: Batch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
+    def _groups(self, part: MicroBatch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
         """Return a part of the batch as groups. `found` has the numbers that the readers computed for this part, by the
         reader's name."""
-        spread = {name: _spread(it, part) for name, it in found.items()}
+        spread = {name: part.spread(it) for name, it in found.items()}
         longest = self.config.search.max_response_tokens
-        groups = as_groups(spread.pop("logp"), part, whole=whole, max_tokens=longest)
+        groups = as_groups(spread.pop("logp"), part.batch, whole=whole, max_tokens=longest)
         if "value" in spread:
-            value_PKT = spread["value"].unflatten(0, (-1, part.responses_per_prompt))
-            return replace(groups, value_PKT=value_PKT)
+            return replace(groups, value_PKT=spread["value"].unflatten(0, (-1, part.batch.responses_per_prompt)))
         if self.auxiliary and isinstance(self.auxiliary.model, LogZ):
             most = self.config.training.tokens_per_micro_batch
             with self._computing():
-                return replace(groups, log_z_P=self.auxiliary.model(self.policy.model, part, most))
+                return replace(groups, log_z_P=self.auxiliary.model(self.policy.model, part.batch, most))
         return groups
 
     def _readers(self) -> dict[str, Reader]:
@@ -227,7 +243,7 @@ class Learner:
         if self.reference is None:
             return part
         found = read({"logp": partial(self.logps, self.reference.model)}, part)
-        ref_logp_BT = _spread(found["logp"], part.batch)
+        ref_logp_BT = part.spread(found["logp"])
         by_token = None if part.batch.ref_logp_BT is None else ref_logp_BT
         batch = replace(part.batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
         return part._replace(batch=batch)
@@ -237,11 +253,6 @@ def _known(outcome: Outcome) -> Outcome:
     """Return an outcome with None in place of numbers that are not finite."""
     numbers = {name: getattr(outcome, name) for name in ("advantage", "residual", "log_z", "logp", "ref_logp")}
     return replace(outcome, **{name: None for name, it in numbers.items() if it is not None and not math.isfinite(it)})
-
-
-def _spread(value_R: Tensor, part: Batch) -> Tensor:
-    """Return [B, T]: the number of each counted token at the position of this token, and 0 elsewhere."""
-    return value_R.new_zeros(part.tokens_BT.shape).masked_scatter(part.response_mask_BT, value_R)
 
 
 def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch, max_tokens: int | None = None) -> Groups:
@@ -266,22 +277,3 @@ def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch, max_tokens: int | N
         max_tokens=max_tokens,
         reference_power=part.reference_power,
     )
-
-
-def _outcomes(slots: Sequence[int], groups: Groups, loss: Loss) -> list[Outcome]:
-    logp, ref, advantage = (it.tolist() for it in (groups.logp_PK.detach(), groups.ref_logp_PK, loss.advantage_PK))
-    residual = loss.residual_PK.tolist() if loss.residual_PK is not None else [[None] * len(row) for row in logp]
-    log_z = loss.log_z_P.tolist() if loss.log_z_P is not None else [None] * len(logp)
-    return [
-        Outcome(
-            slot=slots[p],
-            position=j,
-            advantage=advantage[p][j],
-            residual=residual[p][j],
-            log_z=log_z[p],
-            logp=logp[p][j],
-            ref_logp=ref[p][j],
-        )
-        for p in range(len(logp))
-        for j in range(len(logp[p]))
-    ]

@@ -10,6 +10,9 @@ gradients are computed in one pass. A single group that does not fit the budget 
 
 By the chain rule, the sum of step 3 over all pieces is dL/dw for any loss: the gradients are those of one pass, up to
 rounding. A response is never cut, so a response with more tokens than the budget is a piece of its own.
+
+Equal rows have equal log-probabilities, so models read only the first of them, if the caller wants it so. The numbers
+are then repeated for the other rows, and the gradients of all equal rows are added up.
 """
 # Shapes: B rows, T tokens of a row with padding, R counted tokens of a piece, D hidden.
 
@@ -19,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tba.batches.batching import Batch, groups_in, stretches
+from tba.batches.batching import Batch, first_equal_rows, groups_in, stretches
 from tba.batches.logprobs import logps_at
 from tba.batches.packing import Group, groups_of, row_hidden, row_logps, rows, tokens_per_call
 from tba.distributed.ranks import Ranks, Share
@@ -74,7 +77,16 @@ class MicroBatch(NamedTuple):
     first_slot: int
     batch: Batch
     pieces: Sequence[Piece]
+    repeats_R: Tensor | None = None  # index among the counted tokens that are read, of each counted token of all rows
     spare: int = 0  # number of extra reads of a piece, so that all ranks read equally many pieces
+
+    def spread(self, value_R: Tensor) -> Tensor:
+        """Return [B, T]: the number of each counted token at the position of this token, and 0 elsewhere. `value_R` has
+        one number for each counted token that is read."""
+        mask_BT = self.batch.response_mask_BT
+        if self.repeats_R is not None:
+            value_R = value_R.index_select(0, self.repeats_R)  # backward, this adds up in a fixed order
+        return value_R.new_zeros(mask_BT.shape).masked_scatter(mask_BT, value_R)
 
     @property
     def at_once(self) -> bool:
@@ -83,31 +95,55 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batches(
-    batch: Batch, *, most_groups: int | None, most_tokens: int | None, packs: bool
+    batch: Batch, *, most_groups: int | None, most_tokens: int | None, packs: bool, equal_once: bool = False
 ) -> Iterator[MicroBatch]:
     """Divide a batch into parts of whole groups. A part has at most `most_groups` groups, and at most `most_tokens`
-    tokens that a model reads; a single group may have more.
+    tokens that a model reads; a single group may have more. With `equal_once`, equal rows of a part are read once.
 
     The mean over all groups is the sum of the parts' means, each multiplied by `part.groups / batch.groups`.
     """
-    for chosen in _whole_groups(batch, most_groups, most_tokens, packs):
+    for chosen in _whole_groups(batch, most_groups, most_tokens, packs, equal_once):
         part = groups_in(batch, chosen)
-        yield MicroBatch(chosen.start, part, list((_packed if packs else _padded)(part, most_tokens)))
+        chosen_rows, repeats_R = _rows_to_read(part, equal_once)
+        pieces = list((_packed if packs else _padded)(part, chosen_rows, most_tokens))
+        yield MicroBatch(chosen.start, part, pieces, repeats_R)
 
 
-def _whole_groups(batch: Batch, most_groups: int | None, most_tokens: int | None, packs: bool) -> Iterator[slice]:
+def _whole_groups(
+    batch: Batch, most_groups: int | None, most_tokens: int | None, packs: bool, equal_once: bool
+) -> Iterator[slice]:
     if most_tokens is None:
         return stretches(batch.groups, lambda part: part.stop - part.start, most_groups)
-    if not packs:
-        k = batch.responses_per_prompt
-        return stretches(batch.groups, lambda part: _cells(batch, slice(k * part.start, k * part.stop)), most_tokens)
-    alone = (groups_in(batch, slice(i, i + 1)) for i in range(batch.groups))
-    tokens = [sum(group.read for group in groups_of(single)[0]) for single in alone]
-    return stretches(batch.groups, lambda part: sum(tokens[part]), most_tokens)
+    alone = [groups_in(batch, slice(i, i + 1)) for i in range(batch.groups)]
+    to_read = [_rows_to_read(single, equal_once)[0] for single in alone]
+    if packs:
+        tokens = [
+            sum(group.read for group in groups_of(single, chosen)[0])
+            for single, chosen in zip(alone, to_read, strict=True)
+        ]
+        return stretches(batch.groups, lambda part: sum(tokens[part]), most_tokens)
+    counts, widths = [len(it) for it in to_read], [_width(it, range(len(it.lengths))) for it in alone]
+    return stretches(batch.groups, lambda part: sum(counts[part]) * (max(widths[part]) - 1), most_tokens)
 
 
-def _packed(part: Batch, most_tokens: int | None) -> Iterator[Packed]:
-    groups, counted_M = groups_of(part)
+def _rows_to_read(part: Batch, equal_once: bool) -> tuple[Sequence[int], Tensor | None]:
+    """Return the rows that a model has to read, and `MicroBatch.repeats_R`, which is None if these are all rows."""
+    every = range(len(part.lengths))
+    first = first_equal_rows(part) if equal_once else every
+    to_read = [row for row in every if first[row] == row]
+    if len(to_read) == len(every):
+        return to_read, None
+    counts = part.response_mask_BT.sum(dim=1).tolist()
+    begins, read = dict[int, int](), 0
+    for row in to_read:
+        begins[row] = read
+        read += counts[row]
+    repeats = [begins[it] + n for it, count in zip(first, counts, strict=True) for n in range(count)]
+    return to_read, torch.tensor(repeats, dtype=torch.long, device=part.tokens_BT.device)
+
+
+def _packed(part: Batch, chosen: Sequence[int], most_tokens: int | None) -> Iterator[Packed]:
+    groups, counted_M = groups_of(part, chosen)
     if most_tokens is None:
         yield Packed(groups, counted_M)
         return
@@ -118,22 +154,22 @@ def _packed(part: Batch, most_tokens: int | None) -> Iterator[Packed]:
         first = last
 
 
-def _padded(part: Batch, most_tokens: int | None) -> Iterator[Padded]:
+def _padded(part: Batch, chosen: Sequence[int], most_tokens: int | None) -> Iterator[Padded]:
     lacking = max(0, 2 - part.tokens_BT.shape[1])  # models cannot read empty rows
     tokens_BT, mask_BT = (nn.functional.pad(it, (0, lacking)) for it in (part.tokens_BT, part.response_mask_BT))
-    for chosen in stretches(len(part.lengths), lambda rows: _cells(part, rows), most_tokens):
-        width = _width(part, chosen)
-        yield Padded(tokens_BT[chosen, :width], mask_BT[chosen, :width])
+    for piece in stretches(len(chosen), lambda some: _cells(part, chosen[some]), most_tokens):
+        to_read, width = list(chosen[piece]), _width(part, chosen[piece])
+        yield Padded(tokens_BT[to_read, :width], mask_BT[to_read, :width])
 
 
-def _cells(batch: Batch, chosen: slice) -> int:
+def _cells(batch: Batch, chosen: Sequence[int]) -> int:
     """Return the number of tokens that a model reads of these rows, padding included. The model reads all columns
     except the last."""
-    return len(batch.lengths[chosen]) * (_width(batch, chosen) - 1)
+    return len(chosen) * (_width(batch, chosen) - 1)
 
 
-def _width(batch: Batch, chosen: slice) -> int:
-    return max(2, *batch.lengths[chosen])
+def _width(batch: Batch, chosen: Sequence[int]) -> int:
+    return max(2, *(batch.lengths[row] for row in chosen))
 
 
 def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple[list[MicroBatch], int]:
