@@ -132,9 +132,10 @@ def postgres() -> Iterator[str]:
 
 
 def free_port() -> int:
-    """Return a free port below the system's ephemeral ports, so that no other process gets it before its use."""
+    """Return a free port below the system's ephemeral ports, so that no other process gets it before its use. The
+    choice does not depend on the seed of `random`: two test runs with the same seed would choose the same port."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
