@@ -10,6 +10,7 @@ from typing import Any
 
 from tba.config import Config
 from tba.errors import ConfigError, Damaged
+from tba.models import compute_dtype
 from tba.models.file_checks import check_files, read_object
 from tba.models.folder import sizes_of, weight_files
 from tba.models.gguf_files import find_gguf, is_gguf, read_header
@@ -38,11 +39,11 @@ class Model:
 
 def describe(config: Config) -> str:
     """Describe the memory that each rank of the trainer needs."""
-    ranks, parts, hosted = config.training.ranks, held(config), on_host(config)
+    model = find_model(config)
+    ranks, parts, hosted = config.training.ranks, held(config, model), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
     on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""
     formula = f"{' + '.join(f'{name} {size:.3g}' for name, size in parts.items())} = {each:.4g} bytes a parameter"
-    model = find_model(config)
     if model is None:
         there = f"; in main memory AdamW {hosted} bytes a parameter" if hosted else ""
         return f"{formula}: {in_words(each * 1e9 / ranks)} for each billion of them{on}, and activations{there}"
@@ -61,20 +62,21 @@ def describe(config: Config) -> str:
 def whole_at_once(config: Config, model: Model) -> int:
     """Return the bytes that each of several ranks gathers while it computes: the whole weights and gradients of one
     block and of the parameters outside blocks, and the weights of the next block, which is gathered in advance."""
-    return (2 * model.outside + 3 * model.block) * (2 if lowers(config) else _BYTES[config.model.dtype])
+    return (2 * model.outside + 3 * model.block) * (2 if lowers(config, model) else _BYTES[config.model.dtype])
 
 
 def activations(config: Config, model: Model, tokens: int) -> int:
     """Return the bytes of activations that are kept for the backward pass of this many tokens."""
-    size, (hidden, intermediate) = _BYTES[config.model.dtype], _KEPT["lowered" if lowers(config) else "whole"]
+    size, (hidden, intermediate) = _BYTES[config.model.dtype], _KEPT["lowered" if lowers(config, model) else "whole"]
     layer = int(size * (hidden * model.hidden + intermediate * model.intermediate))
     if config.training.checkpoint_activations:
         return tokens * (model.layers * _CHECKPOINTED * size * model.hidden + layer)
     return tokens * model.layers * layer
 
 
-def held(config: Config) -> dict[str, float]:
-    """Return, by purpose, the bytes that the trainer holds per parameter of the policy."""
+def held(config: Config, model: Model | None = None) -> dict[str, float]:
+    """Return, by purpose, the bytes that the trainer holds per parameter of the policy. `model` is None if its size is
+    unknown."""
     size, objective = _BYTES[config.model.dtype], config.objective
     if config.model.lora_rank:  # the adapters are much smaller than the base, and are not counted
         parts: dict[str, float] = {"weights": size}
@@ -85,7 +87,7 @@ def held(config: Config) -> dict[str, float]:
             parts["moving reference"] = size
         if _learns_values(config):
             parts["value model"] = 2 * size + moments
-    if lowers(config) and config.training.ranks == 1:
+    if lowers(config, model) and config.training.ranks == 1:
         parts["in bfloat16"] = 2
     return parts
 
@@ -121,11 +123,14 @@ def most_tokens(config: Config) -> tuple[int, str]:
     return groups * group, f"{groups} groups of {group:,} tokens at full length"
 
 
-def lowers(config: Config) -> bool:
-    """Return True if matrices are multiplied in bfloat16 although the weights are in float32. With
-    `training.compute_dtype=auto` this is so unless `model.device` is `cpu`."""
-    chosen, device = config.training.compute_dtype, config.model.device
-    return config.model.dtype == "float32" and (chosen == "bfloat16" or (chosen == "auto" and device != "cpu"))
+def lowers(config: Config, model: Model | None) -> bool:
+    """Return True if matrices are multiplied in bfloat16 although the weights are in float32. Unless `model.device` is
+    `cpu`, a GPU is assumed."""
+    device = "cpu" if config.model.device == "cpu" else "cuda"
+    chosen = compute_dtype.choose(
+        config.training.compute_dtype, device=device, parameters=model.parameters if model else 0
+    )
+    return config.model.dtype == "float32" and chosen.name == "bfloat16"
 
 
 def in_words(size: float) -> str:

@@ -30,12 +30,14 @@ from tba.config import Config, parse
 from tba.errors import Stopped, StorageError
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Measures, Task, UsesModels
+from tba.models import compute_dtype
 from tba.models.adapters import Adapter
 from tba.models.policy import PolicyScorer
 from tba.search.evaluator import Evaluator
 from tba.search.searcher import Searcher, await_reference
 from tba.tasks.guard import asking
 from tba.tasks.registry import get_task
+from tba.train.learner import Learner
 from tba.train.sync_writer import SyncWriter
 from tba.train.trainer import Trainer
 from tba.types import Version
@@ -102,6 +104,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
             trainer = Trainer(
                 config, learner=learner, buffer=buffer, syncs=syncs, metrics=metrics, lease=lease, events=events
             )
+            _tell_compute_dtype(config, learner, events)
             if why := trainer.learner.padded_because:
                 message = (
                     f"responses are padded, and each is read with its own copy of the prompt: {why} (docs/models.md)"
@@ -136,6 +139,14 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
             events=events,
         )
         evaluator.run()
+
+
+def _tell_compute_dtype(config: Config, learner: Learner, events: Events) -> None:
+    if config.model.dtype == "float32":
+        policy = learner.policy
+        size = sum(it.numel() for it in policy.model.parameters())
+        name, why = compute_dtype.choose(config.training.compute_dtype, device=policy.device.type, parameters=size)
+        events.write("compute-dtype-chosen", f"the trainer multiplies matrices in {name}: {why}", compute_dtype=name)
 
 
 def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:

@@ -33,11 +33,12 @@ class TrainingConfig:
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of processes that the trainer is spread over on one machine, each with its own GPU if there are any. Each
     process holds a part of the weights, gradients and optimizer state, and computes a part of the batch."""
-    compute_dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["auto", "bfloat16-on-gpu", "float32", "bfloat16"] = "float32"
     """Number format of matrix products in the trainer when `model.dtype` is float32. With bfloat16, the weights,
     gradients, optimizer state, log-softmax and sums stay in float32. `auto`, which all presets use, means bfloat16 on a
-    GPU and float32 on a CPU. A run that was stored without this setting uses float32. With a `model.dtype` of bfloat16
-    this setting has no effect."""
+    GPU, and on a CPU that multiplies bfloat16 (AVX512_BF16, AMX) for models of at least 2 million parameters; otherwise
+    float32. `bfloat16-on-gpu` means float32 on every CPU: it is what `auto` meant in older runs. A run that was stored
+    without this setting uses float32. With a `model.dtype` of bfloat16 this setting has no effect."""
     computed_rows: Literal["all", "needed"] = "all"
     """Rows of a batch that the trainer computes. `all`: each row. `needed`, which all presets use: equal rows of a
     micro-batch are computed once, and groups whose gradient is exactly 0 are not computed, such as groups with equal

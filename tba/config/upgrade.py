@@ -1,7 +1,8 @@
 """Read the settings of older runs.
 
 In older runs, one class held the settings of all objectives. Such a run stored all of them, including those of other
-objectives, and stored `own` for a choice that was left to the objective. The same was true of the engines.
+objectives, and stored `own` for a choice that was left to the objective. The same was true of the engines. Runs that do
+not know `training.computed_rows` computed in float32 on every CPU if `training.compute_dtype` was `auto`.
 """
 
 from collections.abc import Mapping
@@ -31,6 +32,9 @@ def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
     for section in _ONCE_COMMON:
         if isinstance(values := result.get(section), Mapping):
             result[section] = _upgraded(section, {"name": DEFAULTS[section], **values})
+    training = result.get("training")
+    if isinstance(training, Mapping) and training.get("compute_dtype") == "auto" and "computed_rows" not in training:
+        result["training"] = {**training, "compute_dtype": "bfloat16-on-gpu"}
     return result
 
 

@@ -57,7 +57,7 @@ def shard(
 ) -> ShardedPolicy:
     """Shard a policy that has no weights, and give it the weights of `source`. Only rank 0 passes a `source`, a model
     in main memory, which loses its weights."""
-    lowers = bare.model.dtype == torch.float32 and is_lowered(compute_dtype, device)
+    lowers = is_lowered(bare.model, compute_dtype, device)
     model, skeleton = bare.model, copy.deepcopy(bare.model)
     theirs: dict[int, Tensor] = {}
     if source:

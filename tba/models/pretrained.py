@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tba.errors import ConfigError, Damaged, RunFailed, TBAError
+from tba.models import compute_dtype
 from tba.models.file_checks import why_damaged
 from tba.models.folder import why_no_policy
 
@@ -117,15 +118,18 @@ def resolve_device(device: str, *, setting: str = "model.device") -> torch.devic
 
 
 def computing(model: Any, dtype: str) -> torch.autocast:
-    """Return a context in which a model with float32 weights multiplies matrices in bfloat16, if `dtype` says so. Use
-    it for forward passes only: the backward pass uses the type that each operation had in the forward pass."""
-    lowers = model.dtype == torch.float32 and is_lowered(dtype, model.device)
-    return torch.autocast(model.device.type, torch.bfloat16, enabled=lowers)
+    """Return a context in which a model with float32 weights multiplies matrices in bfloat16, if `dtype`, a value of
+    `training.compute_dtype`, says so. Use it for forward passes only: the backward pass uses the type that each
+    operation had in the forward pass."""
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=is_lowered(model, dtype, model.device))
 
 
-def is_lowered(dtype: str, device: torch.device) -> bool:
-    """True if `dtype` means bfloat16 on this device. `auto` is float32 on a CPU and bfloat16 elsewhere."""
-    return dtype == "bfloat16" or (dtype == "auto" and device.type != "cpu")
+def is_lowered(model: Any, dtype: str, device: torch.device) -> bool:
+    """True if a model has float32 weights and multiplies matrices in bfloat16 on this device."""
+    if model.dtype != torch.float32:
+        return False
+    parameters = sum(it.numel() for it in model.parameters())
+    return compute_dtype.choose(dtype, device=device.type, parameters=parameters).name == "bfloat16"
 
 
 def resolve_dtype(name: str, *, setting: str = "model.dtype") -> torch.dtype:
