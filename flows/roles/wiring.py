@@ -32,6 +32,7 @@ from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Measures, Task, UsesModels
 from tba.models import compute_dtype
 from tba.models.adapters import Adapter
+from tba.models.folder import sizes_of, weight_files
 from tba.models.policy import PolicyScorer
 from tba.search.evaluator import Evaluator
 from tba.search.searcher import Searcher, await_reference
@@ -54,14 +55,16 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
     adapter = find_adapter(run, config, lease.tell)
-    with closing(open_generator(config, events, search_sampling(config), adapter)) as generator:
+    folder = versions.load(reference)
+    size = _parameters(adapter.base if adapter else folder)
+    with closing(open_generator(config, events, search_sampling(config), size, adapter)) as generator:
         searcher = Searcher(
             index,
             config,
             stream=stream_of_prompts(config, read_prompts(run, "train"), index),
             task=task,
             generator=generator,
-            scorer=_scorer(config, adapter, versions.load(reference), reference),
+            scorer=_scorer(config, adapter, folder, reference),
             log=Trajectories(run),
             versions=versions,
             lease=lease,
@@ -124,14 +127,15 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     adapter = find_adapter(run, config, lease.tell)
     needs_reference = isinstance(task, Measures) and task.needs_reference
     sampling = evaluation_sampling(config, reads_logps=needs_reference)
-    scorer = partial(_scorer, config, adapter)
-    with closing(open_generator(config, events, sampling, adapter)) as generator:
+    scorer, folder = partial(_scorer, config, adapter), versions.load(reference)
+    size = _parameters(adapter.base if adapter else folder)
+    with closing(open_generator(config, events, sampling, size, adapter)) as generator:
         evaluator = Evaluator(
             config,
             prompts=read_prompts(run, "test")[: config.evaluation.prompts],
             task=task,
             generator=generator,
-            reference=scorer(versions.load(reference), reference) if needs_reference else None,
+            reference=scorer(folder, reference) if needs_reference else None,
             trainers_scorer=None if isinstance(generator, TransformersGenerator) else scorer,
             versions=versions,
             evaluations=Evaluations(run),
@@ -172,6 +176,11 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
         tell("loading the models that the task scores with")
         with asking(task, "load"):
             task.load(lambda setting, place: model_at(setting, place, run, config, tell))
+
+
+def _parameters(folder: Path) -> int:
+    """Return the number of parameters that are stored in a Hugging Face folder."""
+    return sum(sum(sizes_of(file).values()) for file in weight_files(folder))
 
 
 def _scorer(config: Config, adapter: Adapter | None, folder: Path, version: Version) -> PolicyScorer:

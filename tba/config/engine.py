@@ -13,8 +13,9 @@ class Engine:
     """The engine that generates responses, for searchers and the evaluator."""
 
     name: str
-    """Name of the engine. `auto` uses vLLM on a GPU if vLLM is installed, and transformers otherwise. The path of a
-    class, such as `package.module:Class`, uses a generator of your own."""
+    """Name of the engine. `auto` uses vLLM if it is installed and there is a GPU, or the policy has at least 50 million
+    parameters; otherwise transformers. The path of a class, such as `package.module:Class`, uses a generator of your
+    own."""
     in_flight: Literal["finish", "update"] = "finish"
     """What happens to unfinished responses when a new version appears. `finish`: the round is finished with the version
     that began it. `update`: the engine loads the new version at once, and unfinished responses go on with its weights.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flows.planning import resolve
-from flows.roles.engines import choose, evaluation_sampling, search_sampling
+from flows.roles.engines import LEAST_PARAMETERS, choose, evaluation_sampling, search_sampling
 from tba.config import Config
 from tba.errors import ConfigError
 from tba.presets import preset
@@ -15,18 +15,24 @@ def settings(changes: dict[str, Any]) -> Config:
     return preset("gsm8k").replace({name.replace("__", "."): value for name, value in changes.items()})
 
 
-def chosen(device: str = "cuda", *, installed: bool = True, **changes: Any) -> tuple[str, str]:
+def chosen(device: str = "cuda", *, installed: bool = True, parameters: int = 10**6, **changes: Any) -> tuple[str, str]:
     """Return the name of the engine for a searcher, and the reason for the choice."""
     config = settings(changes)
-    return tuple(choose(config, search_sampling(config), device=device, installed=installed))
+    return tuple(choose(config, search_sampling(config), device=device, installed=installed, parameters=parameters))
 
 
 def test_the_default_is_vllm_on_a_gpu_if_it_is_installed_and_transformers_otherwise():
     assert chosen()[0] == "vllm"
     name, why = chosen(installed=False)
     assert name == "transformers" and "not installed" in why
-    name, why = chosen("cpu")
+    name, why = chosen("cpu", parameters=LEAST_PARAMETERS - 1)
     assert name == "transformers" and "CPU" in why
+
+
+def test_on_a_cpu_the_default_is_vllm_for_large_models():
+    assert chosen("cpu", parameters=LEAST_PARAMETERS)[0] == "vllm"
+    assert chosen("cpu", parameters=LEAST_PARAMETERS, installed=False)[0] == "transformers"
+    assert chosen("mps", parameters=LEAST_PARAMETERS)[0] == "transformers"
 
 
 def test_the_engine_that_the_settings_name_is_chosen_on_any_device():
