@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from tba.batches.attention import attention
 from tba.batches.batching import Batch, buckets, prompt_lengths
 from tba.batches.logprobs import logps_at
 from tba.batches.recomputation import again_in
@@ -339,13 +340,12 @@ def _attend(
     out_NHD = value_NHD.new_empty(tokens + 1, heads, value_NHD.shape[2])
     for call in row.calls:
         mask_C1QK = call.mask(sliding_window)
-        seen_CHQD = nn.functional.scaled_dot_product_attention(
+        seen_CHQD = attention(
             _vectors_at(query_NHD, call.queries_CQ),
             _vectors_at(key_NHD, call.keys_CK, heads),
             _vectors_at(value_NHD, call.keys_CK, heads),
-            attn_mask=mask_C1QK,
-            is_causal=mask_C1QK is None,
-            scale=scaling,
+            mask_C1QK,
+            query_NHD.shape[2] ** -0.5 if scaling is None else scaling,
         )
         out_NHD.index_copy_(0, call.into_CQ.flatten(), seen_CHQD.transpose(1, 2).flatten(0, 1))
     return out_NHD[None, :tokens], None
