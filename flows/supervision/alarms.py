@@ -1,14 +1,19 @@
 """Detect problems that do not end a role: a supervisor sees them in the leases of the run's roles."""
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flows.supervision.processes import Role
 from storage.runs.lease_watch import LeaseWatch, Seen
 from storage.runs.leases import DAMAGED, Lease
 from tba.alarms import Alarm
 from tba.config import AlarmsConfig
+
+SLOWER = 4.0
+"""How many times as long as usual a role may take for a step or a shard before it counts as stalled."""
 
 
 @dataclass
@@ -20,6 +25,12 @@ class _Course:
     since: float  # the moment when it got there
     version: float | None = None  # the version with which it generates
     behind_since: float | None = None  # the moment when a newer version than this one was first seen
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds that its last advances took
+
+    def patience(self, least: float) -> float:
+        """Return `least` seconds, or more if the role is slow: several times as long as its recent advances took. The
+        first advance alone does not count, because the role may have waited long for others before it."""
+        return max(least, SLOWER * statistics.median_low(self.steps)) if len(self.steps) > 1 else least
 
 
 class OperatingAlarms:
@@ -45,10 +56,11 @@ class OperatingAlarms:
         if role is None or role.kind == "evaluator":  # an evaluator may wait long for a version
             return
         course = self._follow(name, lease, newest, now)
-        if config.stalled_after and now - course.since > config.stalled_after:
+        if config.stalled_after and now - course.since > course.patience(config.stalled_after):
             message = f"{name} has made no progress for {now - course.since:.0f} s (alarms.stalled_after)"
             yield Alarm("role-stalled", f"{message}: {lease.status}", name)
-        if config.adopted_within and course.behind_since and now - course.behind_since > config.adopted_within:
+        adopted_within = course.patience(config.adopted_within)
+        if config.adopted_within and course.behind_since and now - course.behind_since > adopted_within:
             behind = f"{now - course.behind_since:.0f} s after a newer one was published (now {newest:g})"
             yield Alarm(
                 "version-not-adopted",
@@ -62,6 +74,7 @@ class OperatingAlarms:
         if course is None or course.life != lease.life:
             course = self.courses[name] = _Course(lease.life, far, now, version)
         if far > course.far:
+            course.steps.append(now - course.since)
             course.far, course.since = far, now
         is_behind = name != "trainer" and version is not None and newest is not None and version < newest
         if not is_behind or version != course.version:

@@ -63,10 +63,10 @@ class AlarmsConfig:
     """Raise an alarm if a role that may be alive has sent no heartbeat for more than this many seconds."""
     stalled_after: Patience = 300.0
     """Raise an alarm if the trainer has taken no step, or a searcher has stored no shard, for more than this many
-    seconds."""
+    seconds. Slow roles get more time: four times the median time of their last five steps or shards."""
     adopted_within: Patience = 300.0
     """Raise an alarm if a searcher still generates with an old version more than this many seconds after a newer one
-    was published."""
+    was published. Slow searchers get more time, as with `stalled_after`."""
     disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Raise an alarm if fewer gigabytes than this are free on a disk that a role writes to."""
     window: Positive = 20

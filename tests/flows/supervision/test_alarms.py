@@ -59,6 +59,32 @@ def test_a_role_that_gets_no_further_is_stalled_until_it_does_or_begins_another_
     assert not OperatingAlarms(AlarmsConfig(stalled_after=0)).find({})
 
 
+@pytest.mark.parametrize(("role", "work"), [("trainer", "step"), ("searcher-000", "shards")])
+def test_a_slow_role_gets_four_times_as_long_as_its_steps_took(role: str, work: str):
+    alarms, pace = OperatingAlarms(AlarmsConfig(stalled_after=SOON)), 4 * SOON
+    for n in range(4):
+        find(alarms, seen(role, **{work: n}))
+        time.sleep(pace)
+    assert not find(alarms, seen(role, **{work: 4}))
+    time.sleep(2 * pace)
+    assert not find(alarms, seen(role, **{work: 4}))
+    time.sleep(3 * pace)
+    assert find(alarms, seen(role, **{work: 4})) == [("role-stalled", role)]
+
+
+def test_a_slow_searcher_may_adopt_versions_later():
+    alarms, pace = OperatingAlarms(AlarmsConfig(adopted_within=SOON)), 4 * SOON
+    for n in range(4):
+        find(alarms, seen("trainer", version=n), seen("searcher-000", version=n, shards=n))
+        time.sleep(pace)
+    late = seen("trainer", version=4), seen("searcher-000", version=3, shards=4)
+    assert not find(alarms, *late)
+    time.sleep(2 * pace)
+    assert not find(alarms, *late)
+    time.sleep(3 * pace)
+    assert find(alarms, *late) == [("version-not-adopted", "searcher-000")]
+
+
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_searcher_that_adopts_no_newer_version_in_time_is_reported(lag: int):
     alarms = OperatingAlarms(AlarmsConfig(adopted_within=SOON), lag=lag)
