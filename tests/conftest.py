@@ -25,7 +25,7 @@ from storage.objects.store import Store
 from storage.queries import mirror
 from storage.runs.run import Run
 from tests.support import browser as browsers
-from tests.support import worker_groups
+from tests.support import laptop, worker_groups
 from tests.support.stores import STORES
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; some tests send SIGINT
@@ -40,6 +40,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     worker_groups.leave_out_long_tests(config, items)
     worker_groups.leave_out_other_parts(config, items)
+    laptop.skip_lacking(items)
     if hasattr(config, "workerinput"):
         worker_groups.begin_with_slow_tests(items)
 

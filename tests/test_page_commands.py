@@ -164,6 +164,7 @@ EXCUSES = [
     Excuse("tba import ", "this run has finished, and other prompts: tests/flows/commands/test_import.py"),
     Excuse("tba wandb ", "W&B has processes of its own: tests/storage/metrics/test_metric_log.py"),
     Excuse("tba run .* model.path=package:", "the package is not installed: tests/tba/models/test_gguf.py"),
+    Excuse("tba run instructions", "the library is an extra: tests/flows/runs/test_instructions.py"),
     Excuse("tba run verifiers", "the library is an extra: tests/flows/runs/test_verifiers.py"),
     Excuse(
         "tba run .* search.prompts_from",

@@ -49,8 +49,9 @@ def tba(
     """Train on a task until the run has finished, and return the run's URL.
 
     Args:
-        task: The task to train on, with its preset of settings: quickstart, gsm8k, math, tldr, redteam, verifiers, an
-            entry point of an installed package, or the path of a class, such as package.module:Class.
+        task: The task to train on, with its preset of settings: quickstart, gsm8k, math, tldr, redteam,
+            instructions, verifiers, an entry point of an installed package, or the path of a class, such as
+            package.module:Class.
         run: Name of the run; made of the task if not given. With `resume`, the name or URL of the run to resume.
         root: Folder or s3:// URL for runs, as seen from the machine that runs this flow.
         steps: Number of gradient steps.

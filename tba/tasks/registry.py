@@ -25,6 +25,7 @@ OURS = {
     "math": "tba.tasks.math:Math",
     "tldr": "tba.tasks.tldr:TLDR",
     "redteam": "tba.tasks.redteam:RedTeam",
+    "instructions": "tba.tasks.instructions.task:Instructions",
     "verifiers": "tba.tasks.verifiers:Verifiers",
 }
 """The built-in tasks: the path of each class."""

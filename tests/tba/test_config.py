@@ -70,7 +70,7 @@ PAPER = {
 """Algorithms 1.11 and 2.3, and our own quickstart."""
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PAPER)
 def test_presets_carry_the_numbers_of_the_paper(name):
     found = {key: reduce(getattr, key.split("."), preset(name)) for key in PAPER[name]}
     assert found == PAPER[name]
