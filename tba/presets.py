@@ -1,6 +1,8 @@
 """Presets: the settings of the quickstart, of the runs in the paper with the paper's numbers, and of runs of a real
 language model on a laptop."""
 
+from pydantic import JsonValue
+
 from tba.config import (
     Config,
     EvaluationConfig,
@@ -127,7 +129,7 @@ def redteam() -> Config:
 def instructions() -> Config:
     """Instructions with one or two constraints, of kinds that SmolLM2 with 135 million parameters sometimes keeps from
     the start. At temperature 0.7 it writes sentences; at 1 its responses are often garbled."""
-    kinds = [
+    kinds: list[JsonValue] = [
         "keywords:existence", "keywords:frequency", "keywords:forbidden_words", "keywords:letter_frequency",
         "length_constraints:number_words", "length_constraints:nth_paragraph_first_word",
         "detectable_content:number_placeholders", "detectable_content:postscript",

@@ -74,7 +74,8 @@ class Instructions:
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
         """Make a prompt of each row, or our own prompts if the setting of the split, such as `task.test`, is empty."""
-        if getattr(self.config, split):
+        is_published = bool(getattr(self.config, split))
+        if is_published:
             leave_out = self.options.uncheckable == "leave-out"
             chosen = published_prompts.read(split, rows, leave_out=leave_out)
         else:
@@ -86,7 +87,7 @@ class Instructions:
                 text=text,
                 tokens=tokens,
                 metadata={
-                    **({"key": rows[i].get("key")} if rows else {}),
+                    **({"key": rows[i].get("key")} if is_published else {}),
                     "instruction_id_list": [constraint.kind for constraint in instruction.constraints],
                     "kwargs": [dict(constraint.arguments) for constraint in instruction.constraints],
                 },
