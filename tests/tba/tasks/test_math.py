@@ -103,7 +103,7 @@ def test_a_malformed_row_is_named_with_its_field(row: dict[str, object], says: s
 def test_the_fingerprints_are_those_of_math_500_and_no_copy_of_it():
     with original_data("math500/test.jsonl").open() as lines:
         made = listed(lines)
-    shipped = Path(listed.__code__.co_filename).with_name("math500.txt").read_text()
+    shipped = Path(listed.__code__.co_filename).with_name("fingerprints.txt").read_text()
     assert shipped == made
     assert len(set(shipped.split())) == 500
     whole = hashlib.sha256("".join(held_out()[7]["problem"].split()).encode()).hexdigest()

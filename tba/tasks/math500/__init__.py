@@ -1,9 +1,10 @@
-"""Fingerprints of MATH-500: 500 problems of MATH that are used for evaluation only. With the fingerprints, the
+r"""Fingerprints of MATH-500: 500 problems of MATH that are used for evaluation only. With the fingerprints, the
 repository needs no copy of the problems.
 
 This command makes the list of fingerprints from the JSON lines of MATH-500:
 
-    python -c "from tba.tasks.math500 import listed; print(listed(open('test.jsonl')), end='')" > tba/tasks/math500.txt
+    python -c "from tba.tasks.math500 import listed; print(listed(open('test.jsonl')), end='')" \
+        > tba/tasks/math500/fingerprints.txt
 """
 
 import hashlib
@@ -29,4 +30,4 @@ def listed(lines: Iterable[str]) -> str:
 
 @cache
 def _fingerprints() -> frozenset[str]:
-    return frozenset(Path(__file__).with_suffix(".txt").read_text().split())
+    return frozenset(Path(__file__).with_name("fingerprints.txt").read_text().split())
