@@ -106,7 +106,7 @@ def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
     attempt = _attempt_of(run, config, step)
     sync = config.sync_of_step(step)
     entries = _entries(run, sync, attempt)
-    use_threads(config.model.threads)
+    use_threads(config)
     from flows.roles.repeat_steps import restore_trainer
 
     trainer, last = restore_trainer(run, step), config.step_of_sync(sync)

@@ -87,7 +87,7 @@ def _fetch(run: Run, version: Version, into: Path) -> None:
 
 
 def _merge(run: Run, config: Config, version: Version, into: Path) -> None:
-    use_threads(config.model.threads)
+    use_threads(config)
     from transformers.utils import logging
 
     from flows.roles import model_loading

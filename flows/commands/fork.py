@@ -281,7 +281,7 @@ def _repeat_steps(parent: Run, origin: Parent) -> "RestoredTrainer":
     """Repeat gradient steps up to the step where the fork begins, and return the trainer's state. Begin at the newest
     older checkpoint, or at the policy before training. Raise Damaged if the steps can be repeated bit for bit (on a
     CPU, with one rank) but the weights differ from the digest in the ledger."""
-    use_threads(parse(parent.config).model.threads)
+    use_threads(parse(parent.config))
     from flows.roles.repeat_steps import restore_trainer
 
     trainer = restore_trainer(parent, origin.step + 1)

@@ -235,7 +235,7 @@ def _tell_of_groups(config: Config, files: Sequence[File]) -> list[str]:
 
 
 def _open(run: Run, config: Config, task: Task) -> Importer:
-    use_threads(config.model.threads)
+    use_threads(config)
     from transformers.utils import logging
 
     from flows.roles import wiring

@@ -83,7 +83,7 @@ def main() -> None:
     end_with_parent()
     orders, answers = take_pipes()
     config = parse(Run.open(options.run).config)
-    use_threads(config.model.threads)
+    use_threads(config)
     switch_soon()
     from tba.distributed.ranks import leave
     from tba.train.leader import follow

@@ -17,7 +17,7 @@ from storage.maintenance.leftovers import sweep
 from storage.runs.events import Events
 from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
-from tba.config import parse
+from tba.config import Config, parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError
 
 log = logging.getLogger("tba")
@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def live(role: str, index: int, run: Run) -> int:
     """Do the role's work while holding its lease. Return the exit code."""
-    limits, model = parse(run.config).limits, parse(run.config).model
+    config = parse(run.config)
+    limits = config.limits
     name = layout.role_name(role, index)
     number = index if role == "searcher" else None
     with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after, index=number) as lease:
@@ -57,7 +58,7 @@ def live(role: str, index: int, run: Run) -> int:
         try:
             if role in SWEPT_BY:
                 sweep(run, events, SWEPT_BY[role](index))
-            work(role, index, run, lease, events, threads=model.threads)
+            work(role, index, run, config, lease, events)
         except Stopped as stopped:
             events.write("stopped", str(stopped))
             return STOPPED
@@ -78,11 +79,11 @@ def live(role: str, index: int, run: Run) -> int:
         return FINISHED
 
 
-def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, threads: int) -> None:
+def work(role: str, index: int, run: Run, config: Config, lease: HeldLease, events: Events) -> None:
     """Set the number of threads, then import the machine learning libraries, then do the role's work."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar per publish would fill the log
     lease.tell("loading libraries")
-    use_threads(threads)
+    use_threads(config)
     from flows.roles import wiring
 
     if role == "searcher":

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from tba.config import Config
 from tba.runtime.child import ask_linux
 
 SWITCH_SECONDS = 1e-5
@@ -19,8 +20,17 @@ def switch_soon() -> None:
     ask_linux(_PR_SET_TIMERSLACK, 1)  # nanoseconds; by default, Linux wakes a thread up to 50 us late
 
 
-def use_threads(threads: int) -> None:
-    """Import torch, and let it compute with this number of threads. With 0, torch chooses the number."""
+def threads_of(config: Config) -> int:
+    """Return the number of threads of each role; 0 leaves the number to torch. Cores are not set aside for the
+    evaluator, which is idle most of the time."""
+    if config.model.threads != "shared":
+        return config.model.threads
+    return max(1, len(os.sched_getaffinity(0)) // (1 + config.search.searchers))
+
+
+def use_threads(config: Config) -> None:
+    """Import torch, and let it compute with the number of threads that the settings give to a role."""
+    threads = threads_of(config)
     if threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     import torch
