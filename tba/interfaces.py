@@ -83,8 +83,9 @@ class UsesModels(Protocol):
 class Locate(Protocol):
     def __call__(self, setting: str, place: str) -> str | Path:
         """Return where a model can be loaded from. For a URL this is a local folder into which the model was
-        downloaded; a folder or a name on the Hugging Face hub is returned unchanged. `setting` is the setting that
-        contains `place`; error messages name this setting."""
+        downloaded, for a GGUF file the folder to which it was converted, and for `package:NAME/FOLDER` the folder
+        inside the installed package. A folder or a name on the Hugging Face hub is returned unchanged. `setting` is the
+        setting that contains `place`; error messages name this setting."""
         ...
 
 

@@ -3,7 +3,6 @@ their headers."""
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tba.models import compute_dtype
 from tba.models.file_checks import check_files, read_object
 from tba.models.folder import sizes_of, weight_files
 from tba.models.gguf_files import find_gguf, is_gguf, read_header
+from tba.models.location import local_path
 
 KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it computes all others again
 
@@ -144,11 +144,12 @@ def find_model(config: Config) -> Model | None:
     path = config.model.path
     if not path or "://" in path:
         return None
-    folder = Path(path)
-    if is_gguf(path):
-        with suppress(ConfigError):
+    try:
+        if is_gguf(path):
             header = read_header("model.path", find_gguf("model.path", path))
             return _model(header.sizes, header.hidden, header.intermediate)
+        folder = local_path("model.path", path)
+    except ConfigError:
         return None
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache

@@ -22,7 +22,7 @@ from tba.config import Config, CustomEngine
 from tba.errors import ConfigError
 from tba.models.folder import check_folder
 from tba.models.gguf_files import check_gguf, is_gguf
-from tba.models.location import check_place
+from tba.models.location import check_place, local_path
 from tba.runtime.loading import load_class
 from tba.search.scoring import check_can_remember
 from tba.search.values import check_can_value
@@ -48,10 +48,10 @@ def resolve(
     address_of_webhook()  # raises if it is malformed: this process is going to supervise the run
     if runs_here and config.model.path and "://" not in config.model.path:
         check_place("model.path", config.model.path)
-        if (folder := Path(config.model.path)).is_dir():
-            check_folder("model.path", folder, longest=config.longest)
-        elif is_gguf(config.model.path):
+        if is_gguf(config.model.path):
             check_gguf("model.path", config.model.path, longest=config.longest)
+        elif (folder := local_path("model.path", config.model.path)).is_dir():
+            check_folder("model.path", folder, longest=config.longest)
     if runs_here:
         check_rows(config)
     if runs_here and max(config.engine.gpus, config.training.ranks) > 1:

@@ -17,6 +17,7 @@ from tba.errors import ConfigError, Damaged, StorageError
 from tba.models.adapters import Adapter, files_sha256, merge
 from tba.models.file_checks import weight_names
 from tba.models.gguf_files import find_gguf, is_gguf
+from tba.models.installed_packages import find_in_package, is_in_package
 from tba.models.location import check_place
 from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import local_folder
@@ -142,14 +143,14 @@ def locate_base(run: Run, config: Config, tell: Tell) -> str | Path:
 
 
 def model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> str | Path:
-    """Return a local copy of a model at a URL, or the folder that a GGUF file is converted to. Return any other place,
-    a folder or a name on the Hugging Face hub, as it is."""
+    """Return a local copy of a model at a URL, the folder that a GGUF file is converted to, or the folder that a place
+    inside an installed package names. Return any other place, a folder or a name on the Hugging Face hub, as it is."""
     if "://" in place:
         return _fetch_model(setting, place, run, config, tell)
     check_place(setting, place)
     if is_gguf(place):
         return _convert_gguf(setting, place, config, tell)
-    return place
+    return find_in_package(setting, place) if is_in_package(place) else place
 
 
 def _convert_gguf(setting: str, place: str, config: Config, tell: Tell) -> Path:

