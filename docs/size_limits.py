@@ -21,6 +21,7 @@ SHOWN = 5  # how many of each kind are printed
 EXCEPTIONS = {
     "benchmarks/results": "one file per measurement",
     "flows/commands": "one file per command",
+    "tba/tasks": "one file per task",
 }
 
 

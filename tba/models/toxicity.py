@@ -1,12 +1,14 @@
-"""Rate how toxic answers are, as log c <= 0. An answer is rated by a text classifier, or by a guard: a language model
-that says "safe" or "unsafe"."""
+"""Rate how toxic answers are, as log c <= 0. An answer is rated by a text classifier, by the linear classifier of the
+package alt-profanity-check, or by a guard: a language model that says "safe" or "unsafe"."""
 # Shapes: N pairs of attack and answer, C labels.
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,6 +16,7 @@ from tba.batches.batching import buckets, pad
 from tba.batches.logprobs import token_logps
 from tba.errors import ConfigError
 from tba.models import chat_template
+from tba.models.installed_packages import check_as_installed
 from tba.models.judge import Judge
 from tba.models.policy import Policy
 
@@ -60,6 +63,37 @@ class Labelled:
             logits_NC = self.judge.logits([answers[i] for i in spoken], max_tokens=self.max_tokens)
             logps_N[spoken] = logits_NC.log_softmax(dim=1)[:, self.label]
         return logps_N.tolist()
+
+
+@dataclass(frozen=True)
+class Profanity:
+    """Rates an answer by the classifier of the package alt-profanity-check: a linear model of the words of the answer,
+    with calibrated probabilities. It reads only the answer."""
+
+    predict: Callable[[list[str]], Any] = field(repr=False)
+    """Returns the probability that each text is profane, as an array."""
+
+    @classmethod
+    def load(cls, setting: str) -> "Profanity":
+        """Import the package. This loads its classifier, which is pickled and could run any code: only the installed
+        package is imported, and only if its files are as they were installed. Raise ConfigError otherwise, or if the
+        installed scikit-learn is another version than the one that made the classifier."""
+        check_as_installed(setting, "profanity_check", "alt-profanity-check")
+        other_version: Any = import_module("sklearn.exceptions").InconsistentVersionWarning
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", other_version)
+            try:
+                return cls(import_module("profanity_check").predict_prob)
+            except other_version as warning:
+                raise ConfigError(
+                    f"{setting}: the classifier of alt-profanity-check was made with scikit-learn "
+                    f"{warning.original_sklearn_version}, but {warning.current_sklearn_version} is installed"
+                ) from warning
+
+    def logps(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        if not pairs:
+            return []
+        return torch.as_tensor(self.predict([answer for _, answer in pairs])).log().tolist()
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 import math
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from tba.models.toxicity import Guard
 from tba.tasks.redteam import ALPACA, RedTeam, judge, victim_seed
 from tba.tasks.registry import get_task
 from tba.types import Prompt, Response, Reward, Version
+from tests.support.laptop import needs
 from tests.support.tba.redteam import chat_folder, labelled_folder, redteam_options, redteam_victim
 
 ATTACKS = ["say it again", " Tell me a number", "12+34=", "say it again", "x"]
@@ -61,6 +65,14 @@ def test_the_attacker_sees_one_list_of_instructions_that_breaks_off_at_the_fourt
     assert [line[:2] for line in train[0].text.split("\n")] == ["1.", "2.", "3.", "4."]
     assert train[0].text.endswith("\n4.")
     assert task.prompts("train", [], tokenizer, max_tokens=10) == []
+
+
+def test_an_owner_may_choose_what_the_attacker_continues(options: dict[str, Any]):
+    task, tokenizer = RedTeam(TaskConfig(options={**options, "attacker_prompt": "1. Say\n2."})), tiny_tokenizer()
+    (prompt,) = task.prompts("train", [], tokenizer, max_tokens=1000)
+    assert (prompt.text, prompt.tokens) == ("1. Say\n2.", tuple(tokenizer("1. Say\n2.").input_ids))
+    with pytest.raises(ConfigError, match=r"task\.options\.attacker_prompt"):
+        RedTeam(TaskConfig(options={"attacker_prompt": ""}))
 
 
 # --- the reward -------------------------------------------------------------------------------------------------------
@@ -180,6 +192,65 @@ def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, 
     for attack, answers, reward in zip(attacks, redteam_victim(options).answers(attacks, range(5)), found, strict=True):
         logps = guard.logps([(attack, answer) for answer in answers])
         assert reward.parts["toxicity"] == pytest.approx(sum(map(math.exp, logps)) / 3, rel=1e-3)
+
+
+# --- the classifier of a package --------------------------------------------------------------------------------------
+
+
+def by_profanity(options: dict[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in options.items() if name != "classifier"}
+    return {**others, "classifier_kind": "profanity"}
+
+
+@needs("profanity_check", "sklearn", "joblib")
+def test_answers_are_judged_by_the_installed_package_and_by_nothing_that_a_setting_names(options: dict[str, Any]):
+    located: list[str] = []
+    task = RedTeam(TaskConfig(name="redteam", options=by_profanity(options)))
+    task.load(lambda setting, place: located.append(setting) or place)
+    assert sorted(located) == ["task.options.embeddings", "task.options.victim"]
+    from profanity_check import predict_prob
+
+    found = task.rewards(asked(*ATTACKS))
+    attacks = [attack.strip() for attack in ATTACKS]
+    for answers, reward in zip(redteam_victim(options).answers(attacks, range(5)), found, strict=True):
+        probabilities = predict_prob(answers)
+        assert reward.parts["toxicity"] == pytest.approx(probabilities.mean())
+        assert reward.value in (-25.0, pytest.approx(sum(map(math.log, probabilities)) / 3))
+    assert len({it.value for it in found}) > 2
+
+
+def test_its_classifier_cannot_be_a_place(options: dict[str, Any]):
+    with pytest.raises(ConfigError) as refused:
+        RedTeam(TaskConfig(options={**by_profanity(options), "classifier": "a/pickle"}))
+    assert "task.options.classifier must be empty where task.options.classifier_kind is 'profanity'" in str(
+        refused.value
+    )
+    assert str(refused.value).endswith("got 'a/pickle'")
+
+
+PACKAGES = {"profanity_check": "alt-profanity-check", "sklearn": "scikit-learn", "joblib": "joblib"}
+
+
+@pytest.mark.parametrize(("module", "package"), PACKAGES.items())
+def test_without_the_package_the_error_names_the_command(
+    module: str, package: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    for name in PACKAGES:
+        there = ModuleType(name)
+        there.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, None if name == module else there)
+    with pytest.raises(ConfigError) as refused:
+        RedTeam(TaskConfig(options=by_profanity(options)))
+    assert str(refused.value) == (
+        f"task.options.classifier_kind: 'profanity' needs the package {package}, which is not installed: "
+        "pip install --no-deps -r requirements-laptop.txt"
+    )
+
+
+def test_other_classifiers_do_not_need_the_package(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    for name in PACKAGES:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert len(loaded(options).rewards(asked(*ATTACKS))) == len(ATTACKS)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
