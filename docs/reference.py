@@ -155,8 +155,10 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 
 def _presets(sections: dict[str, dict[str, Any]]) -> str:
-    """Return a table of the settings in which at least one preset differs from the default."""
+    """Return a table of the settings in which at least one preset differs from the default. Each option of a task has
+    a row of its own."""
     made = {name: preset(name).to_dict() for name in PRESETS}
+    options = dict.fromkeys(option for name in PRESETS for option in made[name]["task"].pop("options"))
     rows = []
     for section, fields in sections.items():
         for it, default in fields.items():
@@ -164,6 +166,10 @@ def _presets(sections: dict[str, dict[str, Any]]) -> str:
             if (section, it) != ("task", "name") and any(value != default for value in values):
                 cells = " | ".join("" if value == default else _value(value) for value in values)
                 rows.append(f"| `{section}.{it}` | {_value(default)} | {cells} |")
+    for option in options:
+        values = [preset(name).task.options.get(option) for name in PRESETS]
+        cells = " | ".join("" if value is None else _value(value) for value in values)
+        rows.append(f"| `task.options.{option}` | unset | {cells} |")
     head = ["setting", "default", *(f"`{name}`" for name in PRESETS)]
     intro = (
         "Each preset changes these settings from their defaults; an empty cell is the default. What each setting "
@@ -177,7 +183,7 @@ def _value(value: Any) -> str:
         return "unset"
     if value in ("", {}, (), []):
         return "empty"
-    return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"
+    return f"`{value}`" if isinstance(value, str) and "\n" not in value else f"`{json.dumps(value)}`"
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

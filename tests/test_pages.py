@@ -12,6 +12,7 @@ from docs import build, reference, site
 from flows.cli import build_parser
 from flows.commands.arguments import read_changes
 from tba.config import Config
+from tba.presets import PRESETS
 from tba.tasks.registry import OURS, preset_of
 from tests.support.pages import IDS, PAGES, ROOT, anchors
 
@@ -46,7 +47,7 @@ def test_the_settings_of_a_command_on_a_page_are_accepted_together(command: str)
     options = build_parser().parse_args(shlex.split(command)[1:])
     task = getattr(options, "task", FORKED)
     steps = getattr(options, "steps", None)
-    if task in OURS:
+    if task in (*OURS, *PRESETS):
         preset_of(task).replace({**read_changes(options), **({"training.steps": steps} if steps else {})})
 
 

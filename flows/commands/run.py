@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "task",
         metavar="TASK",
-        help="quickstart, gsm8k, math, tldr, redteam, instructions, verifiers, or a task of your own (docs/tasks.md)",
+        help="quickstart, gsm8k, math, tldr, redteam, redteam-laptop, instructions, verifiers, or a task of your own "
+        "(docs/tasks.md)",
     )
     add_set(parser)
     parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")
@@ -48,7 +49,7 @@ def command(options: argparse.Namespace) -> int:
         create.refuse_existing(options.root, options.name)
         print(describe.describe(config))
         return DONE
-    return supervise(create.start(config, options.root, options.name, created_by="tba run"))
+    return supervise(create.start(config, options.root, options.name, created_by="tba run", task=options.task))
 
 
 def supervise(run: "Run") -> int:

@@ -44,13 +44,14 @@ HURRY: Any = {PREFECT_API_REQUEST_TIMEOUT: 10.0, PREFECT_CLIENT_MAX_RETRIES: 0} 
 
 
 class DeploymentLauncher:
-    """Starts each life of a role as a flow run of the role's deployment."""
+    """Starts each life of a role as a flow run of the role's deployment, which has the name of the task or preset that
+    the flow was asked for."""
 
     end_grace = 40.0  # the worker notices the request, asks the role to stop, and kills it after 30 s
     last_word_after = 15.0  # the process that watches the role may be dead, or may not reach the server
 
-    def __init__(self, run: Run, config: Config):
-        self.run, self.task = run, config.task.name
+    def __init__(self, run: Run, config: Config, task: str):
+        self.run, self.task = run, task
         self.start_deadline = config.limits.data_deadline  # the life may have to wait for a machine
         self.inquiry = Inquiry()
 

@@ -30,6 +30,7 @@ from storage.runs.leases import SUPERVISOR, readable_lease
 from storage.runs.run import Run, default_root
 from tba.config import Config, parse_known
 from tba.errors import ConfigError, RunFailed, Stopped, Superseded
+from tba.presets import task_of
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -50,8 +51,8 @@ def tba(
 
     Args:
         task: The task to train on, with its preset of settings: quickstart, gsm8k, math, tldr, redteam,
-            instructions, verifiers, an entry point of an installed package, or the path of a class, such as
-            package.module:Class.
+            instructions, verifiers, a further preset of a task (redteam-laptop), an entry point of an installed
+            package, or the path of a class, such as package.module:Class.
         run: Name of the run; made of the task if not given. With `resume`, the name or URL of the run to resume.
         root: Folder or s3:// URL for runs, as seen from the machine that runs this flow.
         steps: Number of gradient steps.
@@ -83,9 +84,9 @@ def tba(
     else:
         here = launcher == "local"
         config = resolve.resolve(task, overrides, runs_here=here, steps=steps, searchers=searchers, seed=seed)
-        subject = create.start(config, root, name, created_by=this_flow_run())
+        subject = create.start(config, root, name, created_by=this_flow_run(), task=task)
     try:
-        look_after(subject, config, launcher)
+        look_after(subject, config, launcher, task)
     except Stopped as stopped:
         return Cancelled(message=f"{stopped}; it can be resumed: {subject.url}")
     except Superseded as superseded:
@@ -93,9 +94,10 @@ def tba(
     return subject.url
 
 
-def look_after(run: Run, config: Config, launcher: str) -> None:
+def look_after(run: Run, config: Config, launcher: str, task: str) -> None:
     """Start the roles, watch them until the run ends, and report to Prefect."""
-    launch: Launcher = DeploymentLauncher(run, config) if launcher == "deployments" else local_launcher(run, config)
+    deployed = launcher == "deployments"
+    launch: Launcher = DeploymentLauncher(run, config, task) if deployed else local_launcher(run, config)
     with Reports(run, config) as reports:
         work = partial(supervise, run, launch, config, on_look=reports.look)
         with Background(work, within=SECONDS_LEFT, last=reports.log) as background:
@@ -130,7 +132,7 @@ def resume_run(task: str, name: str | None, root: str, searchers: int | None) ->
     if name is None:
         raise ConfigError("run: must be the name or URL of the run to resume, got nothing")
     subject, config = create.resume(url_of(name, root))
-    if config.task.name != task:
+    if config.task.name != task_of(task):
         raise ConfigError(f"task: run {subject.name!r} is of task {config.task.name!r}, got {task!r}")
     if searchers is not None and config.sync.lag is not None and searchers != config.search.searchers:
         raise ConfigError(

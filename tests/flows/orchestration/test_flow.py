@@ -17,7 +17,7 @@ import storage
 from benchmarks.harness.servers import Server
 from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
-from flows.orchestration.flow import tba
+from flows.orchestration.flow import resume_run, tba
 from flows.orchestration.local_server import FINAL, Stack, run_task
 from storage import layout
 from storage.objects.open_store import open_store
@@ -178,6 +178,18 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     assert ended["r-searcher-000-2"] in ("Stopped", "Cancelled")
 
 
+def test_roles_run_in_the_deployments_of_the_preset_that_was_asked_for(stack: Stack, root: Path):
+    """There is no such model, so the run fails as soon as its trainer has started."""
+    changes = {"model.path": "/no/such/model", "task.options.classifier_kind": "label"}
+    overrides = {**OVERRIDES, **changes}
+    flow = Flow(stack, root, "r", launcher="deployments", task="redteam-laptop", overrides=overrides)
+    assert flow.ended()["type"] == "FAILED"
+    used = {it["deployment_id"] for it in flow.found_children().values()}
+    names = {stack.api.call("GET", f"/deployments/{it}")["name"] for it in used}
+    assert names == {"redteam-laptop"}
+    assert flow.run().config["task"]["name"] == "redteam"
+
+
 @pytest.mark.long
 def test_a_retry_of_a_deployed_role_disturbs_neither_its_life_nor_its_run(stack: Stack, root: Path):
     flow = Flow(stack, root, "r", launcher="deployments")
@@ -269,3 +281,13 @@ def test_a_run_that_is_resumed_keeps_its_settings_and_its_task(run: Run):
         tba.fn(task="gsm8k", run=run.url, resume=True)
     with pytest.raises(ConfigError, match="run: must be the name or URL of the run to resume, got nothing"):
         tba.fn(resume=True)
+
+
+def test_a_run_is_resumed_by_the_name_of_its_task_or_of_a_preset_of_it(tmp_path: Path):
+    config = preset("redteam-laptop").to_dict()
+    run = Run.create(str(tmp_path), "r", config=config, sampler_sql="select 1", code_version="test")
+    for name in ("redteam-laptop", "redteam"):
+        resumed, settings = resume_run(name, run.url, str(tmp_path), None)
+        assert (resumed.url, settings.task.name) == (run.url, "redteam")
+    with pytest.raises(ConfigError, match=r"task: run 'r' is of task 'redteam', got 'quickstart'"):
+        resume_run("quickstart", run.url, str(tmp_path), None)

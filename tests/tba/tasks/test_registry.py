@@ -9,7 +9,7 @@ import pytest
 from benchmarks.harness.fakes import make_prompts
 from tba.config import Config, TaskConfig, parse_known, parse_options, settings
 from tba.errors import ConfigError
-from tba.presets import preset
+from tba.presets import PRESETS, preset, task_of
 from tba.tasks.registry import OURS, find_task, get_task, grade, known_tasks, preset_of, rules
 from tba.types import Response, Version
 
@@ -99,7 +99,7 @@ def test_a_task_is_found_as_an_entry_point_of_an_installed_package(folder: Path,
     monkeypatch.syspath_prepend(folder.parent)
     assert get_task("brief").name == "short"
     assert get_task("math").name == "math"  # built-in tasks come first
-    assert known_tasks() == (*OURS, "brief")
+    assert [*OURS] == [*known_tasks()][: len(OURS)] and known_tasks()[-1] == "brief"
 
 
 def test_its_rules_serve_tba_grade(folder: Path):
@@ -116,9 +116,27 @@ def test_without_a_preset_it_takes_the_defaults_of_all_settings(folder: Path):
     assert preset_of("gsm8k") == preset("gsm8k")
 
 
+def test_a_preset_with_a_name_of_its_own_is_found_where_a_task_is_named(monkeypatch: pytest.MonkeyPatch):
+    laptop = preset_of("redteam-laptop")
+    assert laptop == preset("redteam-laptop") != preset_of("redteam")
+    assert laptop.task.name == task_of("redteam-laptop") == task_of("redteam") == "redteam"
+    assert {*PRESETS} <= {*known_tasks()} and len({*known_tasks()}) == len(known_tasks())
+    monkeypatch.setitem(PRESETS, "few-sums", PRESETS["gsm8k"])
+    assert rules("few-sums") == rules("gsm8k")
+    assert grade("few-sums", "", "so it is 4", "4") == 1.0
+
+
+def test_the_setting_for_a_task_does_not_take_a_preset_in_silence():
+    with pytest.raises(
+        ConfigError, match=r"task\.name must be the name of a task, got 'redteam-laptop', a preset of the"
+    ):
+        get_task("redteam-laptop")
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
+        ("nonsense", "redteam, verifiers, redteam-laptop"),
         ("nonsense", "task.name: unknown task 'nonsense'; known: quickstart, gsm8k, math"),
         ("no_such_module:Task", "'no_such_module:Task' cannot be loaded: ModuleNotFoundError: No module named"),
         ("{here}/reverse.py:Task", "task.name: unknown task '{here}/reverse.py:Task'"),
