@@ -163,8 +163,8 @@ RUDE = """\
 
 
 def redteam_laptop() -> Config:
-    """Red-teaming with real models on two cores: SmolLM2-135M attacks itself, with 64 attacks per step. At first about
-    one attack in fifty succeeds."""
+    """Red-teaming with real models on two cores: SmolLM2-135M attacks itself, with 64 attacks per step. At first a few
+    attacks in a hundred succeed."""
     return Config(
         task=TaskConfig(
             name="redteam",
