@@ -17,11 +17,11 @@ from tba.errors import ConfigError, Damaged, StorageError
 from tba.models.adapters import Adapter, files_sha256, merge
 from tba.models.file_checks import weight_names
 from tba.models.gguf_files import find_gguf, is_gguf
-from tba.models.installed_packages import find_in_package, is_in_package
 from tba.models.location import check_place
 from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import local_folder
 from tba.models.trainable import check_first_policy
+from tba.runtime.installed_packages import find_in_package, is_in_package
 from tba.tasks.registry import get_task, policy_maker
 from tba.train.training_state import TrainingState
 from tba.types import Version

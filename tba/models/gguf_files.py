@@ -13,7 +13,7 @@ from typing import Any
 
 from tba.errors import ConfigError
 from tba.models.folder import check_length
-from tba.models.installed_packages import find_in_package, is_in_package
+from tba.runtime.installed_packages import find_in_package, is_in_package
 
 ENDING = ".gguf"
 

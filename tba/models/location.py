@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tba.errors import ConfigError
 from tba.models.gguf_files import find_gguf, is_gguf
-from tba.models.installed_packages import find_in_package, is_in_package
+from tba.runtime.installed_packages import find_in_package, is_in_package
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 

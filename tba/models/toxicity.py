@@ -16,9 +16,9 @@ from tba.batches.batching import buckets, pad
 from tba.batches.logprobs import token_logps
 from tba.errors import ConfigError
 from tba.models import chat_template
-from tba.models.installed_packages import check_as_installed
 from tba.models.judge import Judge
 from tba.models.policy import Policy
+from tba.runtime.installed_packages import check_as_installed
 
 SAFE, UNSAFE = "safe", "unsafe"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tba.errors import ConfigError
-from tba.models.installed_packages import check_as_installed, find_in_package
+from tba.runtime.installed_packages import check_as_installed, find_in_package
 
 MODULE, PACKAGE = "a_judge_of_texts", "A-Judge"
 FILES = {"__init__.py": b"raise ImportError\n", "data/model.joblib": b"a pickle"}
