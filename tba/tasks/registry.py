@@ -27,6 +27,7 @@ OURS = {
     "redteam": "tba.tasks.redteam:RedTeam",
     "instructions": "tba.tasks.instructions.task:Instructions",
     "verifiers": "tba.tasks.verifiers:Verifiers",
+    "reasoning-gym": "tba.tasks.reasoning_gym.task:ReasoningGym",
 }
 """The built-in tasks: the path of each class."""
 GROUP = "tba.tasks"
