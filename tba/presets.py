@@ -188,6 +188,31 @@ def redteam_laptop() -> Config:
         ),
         sync=SyncConfig(every=4, checkpoint_every=10),
         evaluation=EvaluationConfig(every=10, prompts=1, samples=128),
+def reasoning_gym() -> Config:
+    """Sums of two numbers with two digits, for SmolLM2 with 135 million parameters. It takes about half an hour on two
+    cores."""
+    sums: dict[str, JsonValue] = {
+        "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2, "operators": ["+"],
+        "allow_parentheses": False, "allow_negation": False,
+    }  # fmt: skip
+    return Config(
+        task=TaskConfig(
+            name="reasoning-gym", options={"datasets": [{"name": "basic_arithmetic", "settings": sums}]}
+        ),
+        model=ModelConfig(path=SMOLLM2, publish_dtype="bfloat16", threads="shared"),
+        objective=TBAPrime(beta_start=0.01, beta_end=0.01),
+        sampling=SamplingConfig(recent_share=1.0, copies="all"),
+        search=SearchConfig(
+            searchers=1, responses_per_prompt=8, prompts_per_round=8, temperature=1.0, max_prompt_tokens=96,
+            max_response_tokens=24, initial_fill=64,
+        ),
+        training=TrainingConfig(
+            steps=120, prompts_per_step=8, responses_per_prompt=8, groups_per_micro_batch=8, optimizer="adamw-fused",
+            learning_rate=2e-5, schedule="warmup-stable-decay", warmup_steps=5, decay_steps=40, clip_norm=1.0,
+        ),
+        sync=SyncConfig(every=1, lag=1, checkpoint_every=20),
+        evaluation=EvaluationConfig(every=20, prompts=200, samples=4, pass_at=(1,)),
+        limits=LimitsConfig(data_deadline=1800.0),  # searchers wait for a step, and the trainer for a round
     )  # fmt: skip
 
 
@@ -198,6 +223,7 @@ PRESETS = {
     "tldr": tldr,
     "redteam": redteam,
     "redteam-laptop": redteam_laptop,
+    "reasoning-gym": reasoning_gym,
     "instructions": instructions,
 }
 """The presets by name. Each has the name of its task, or another name if the task has several presets."""

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n  tba grade gsm8k responses.jsonl --rule after-hashes > graded.jsonl",
     )
     parser.add_argument(
-        "task", metavar="TASK", help="task whose reward is used: quickstart, gsm8k, math, or a task of your own"
+        "task",
+        metavar="TASK",
+        help="task whose reward is used: quickstart, gsm8k, math, reasoning-gym, or a task of your own",
     )
     parser.add_argument("file", metavar="FILE", help="JSON lines; - is standard input")
     parser.add_argument("--rule", default="", help="how the answer is read out, for tasks with several rules")

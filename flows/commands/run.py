@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "task",
         metavar="TASK",
-        help="quickstart, gsm8k, math, tldr, redteam, redteam-laptop, instructions, verifiers, or a task of your own "
-        "(docs/tasks.md)",
+        help="quickstart, gsm8k, math, tldr, redteam, redteam-laptop, reasoning-gym, instructions, verifiers, or a "
+        "task of your own (docs/tasks.md)",
     )
     add_set(parser)
     parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")

