@@ -188,6 +188,9 @@ def redteam_laptop() -> Config:
         ),
         sync=SyncConfig(every=4, checkpoint_every=10),
         evaluation=EvaluationConfig(every=10, prompts=1, samples=128),
+    )  # fmt: skip
+
+
 def reasoning_gym() -> Config:
     """Sums of two numbers with two digits, for SmolLM2 with 135 million parameters. It takes about half an hour on two
     cores."""

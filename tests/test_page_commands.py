@@ -167,6 +167,7 @@ EXCUSES = [
     Excuse("tba run instructions", "the library is an extra: tests/flows/runs/test_instructions.py"),
     Excuse("tba run redteam-laptop", "its packages are extras: tests/flows/runs/test_redteam.py"),
     Excuse("tba run verifiers", "the library is an extra: tests/flows/runs/test_verifiers.py"),
+    Excuse("tba run reasoning-gym", "the library is optional: tests/flows/runs/test_reasoning_gym.py"),
     Excuse(
         "tba run .* search.prompts_from",
         "the run has prompts of another task: tests/storage/queries/test_difficulty.py",
