@@ -6,7 +6,7 @@ which this process sets. And importing the library takes a second that the comma
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
 from typing import Any
@@ -37,18 +37,23 @@ class Library:
     def score(self, dataset: str, settings: dict[str, Any], entry: Entry, answer: str | None) -> float | None:
         """Return what the data set's own scorer says of an answer, usually a number between 0 and 1. An answer of None
         means that the response has none. Return None if the scorer fails or takes too long."""
-        return self.helper.order(["score", dataset, settings, entry, answer])
+        reply = self.helper.order(["score", dataset, settings, entry, answer])
+        return None if reply is None else _result(reply)
 
     def close(self) -> None:
         self.helper.close()
 
     def _order(self, *order: Any) -> Any:
-        answer = self.helper.order(order, is_limited=False)
-        if answer is None:
+        reply = self.helper.order(order, is_limited=False)
+        if reply is None:
             raise RunFailed(f"the process of reasoning_gym ended over the order {json.dumps(order):.200}")
-        if "refused" in answer:
-            raise ConfigError(answer["refused"])
-        return answer["is"]
+        return _result(reply)
+
+
+def _result(reply: Mapping[str, Any]) -> Any:
+    if "refused" in reply:
+        raise ConfigError(reply["refused"])
+    return reply["is"]
 
 
 def check_datasets(datasets: Sequence[DataSet]) -> None:

@@ -44,13 +44,12 @@ class Process:
 
     def answer(self, order: Sequence[Any]) -> Any:
         do, *arguments = order
-        with redirect_stdout(io.StringIO()):  # some data sets print
-            if do == "score":
-                return self.score(*arguments)
-            try:
-                return {"is": self.check(*arguments) if do == "check" else self.draw(*arguments)}
-            except Refused as refused:
-                return {"refused": str(refused)}
+        method = {"check": self.check, "draw": self.draw, "score": self.score}[do]
+        try:
+            with redirect_stdout(io.StringIO()):  # some data sets print
+                return {"is": method(*arguments)}
+        except Refused as refused:
+            return {"refused": str(refused)}
 
     def check(self, datasets: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         for i, (name, settings) in enumerate(datasets):

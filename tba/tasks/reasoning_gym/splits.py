@@ -105,7 +105,7 @@ def shares(weights: Sequence[float], size: int) -> list[int]:
 
 def interleaved(chosen: Sequence[Sequence[Any]]) -> list[Any]:
     """Mix the problems of several data sets evenly, so that any first part of the result is mixed by weight, too."""
-    places = [((k + 0.5) / len(its_own), i, k) for i, its_own in enumerate(chosen) for k in range(len(its_own))]
+    places = [((k + 0.5) / len(problems), i, k) for i, problems in enumerate(chosen) for k in range(len(problems))]
     return [chosen[i][k] for _, i, k in sorted(places)]
 
 
@@ -148,11 +148,11 @@ class _Drawer:
         self.too_long += not fits
         return fits
 
-    def _too_few(self, dataset: DataSet, count: int, found: int) -> ConfigError:
+    def _too_few(self, dataset: DataSet, count: int, new: int) -> ConfigError:
         length = f"; {self.too_long} were longer than search.max_prompt_tokens allows" if self.too_long else ""
         beside = ", beside those for evaluations" if self.split == "train" else ""
         return ConfigError(
             f"task.options.{self.split}_size: {count} problems of the data set {dataset.name!r} are needed"
-            f"{beside}, but {self.drawn} draws brought only {found} different ones{length}. Lower "
+            f"{beside}, but {self.drawn} draws brought only {new} different ones{length}. Lower "
             f"task.options.train_size or task.options.test_size, or change the settings of the data set"
         )

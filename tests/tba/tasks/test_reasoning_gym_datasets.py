@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tba.errors import ConfigError
 from tba.tasks.reasoning_gym.entries import decode, encode
 from tba.tasks.reasoning_gym.evaluated_answers import EVALUATED, is_formula, is_literal
 from tba.tasks.reasoning_gym.library import Library
@@ -98,6 +99,12 @@ def test_problems_of_every_data_set_are_the_same_after_storage():
         if decode(json.loads(json.dumps(encode(entry)))) != entry:
             differ.append(name)
     assert differ == []
+
+
+@needs("reasoning_gym")
+def test_a_stored_problem_of_a_data_set_that_the_library_lacks_is_refused_by_name(library: Library):
+    with pytest.raises(ConfigError, match="must be a data set of reasoning_gym, got 'retired'"):
+        library.score("retired", {}, {"question": "?", "answer": "1", "metadata": {}}, "1")
 
 
 # --- answers that are code --------------------------------------------------------------------------------------------
