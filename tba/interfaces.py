@@ -9,6 +9,7 @@ from tba.types import (
     Asked,
     Base,
     Draw,
+    Example,
     Metrics,
     Prompt,
     Request,
@@ -358,7 +359,7 @@ class EventLog(Protocol):
 
 
 class EvaluationLog(Protocol):
-    def write(self, scores: Sequence[Score]) -> None: ...
+    def write(self, scores: Sequence[Score], examples: Sequence[Example]) -> None: ...
 
     def done(self) -> set[Version]: ...
 

@@ -215,4 +215,18 @@ class Score:
     top_p: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """The greedy response of one version to one held-out prompt, which an evaluation keeps for people to read. The
+    texts may be shortened."""
+
+    version: Version
+    step: int
+    prompt_id: str
+    prompt: str
+    response: str
+    answer: str  # of the prompt; empty if the prompt has no answer
+    reward: float  # NaN if the stored reward was not finite
+
+
 Metrics = dict[str, float]

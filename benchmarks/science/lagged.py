@@ -208,7 +208,7 @@ def make_scores(config: Config) -> Callable[[Path], float]:
     def score(folder: Path) -> float:
         version = Version(next(versions), 1)
         evaluator.generator.adopt(folder, version)
-        return evaluator.scores(version, 0)[1].value
+        return evaluator.evaluate(version, 0).scores[1].value
 
     return score
 
@@ -236,5 +236,5 @@ def _generator(config: Config) -> TransformersGenerator:
 def _scores(evaluator: Evaluator, weights: Weights, step: int) -> tuple[float, float]:
     version = Version(step, 1)
     evaluator.generator.adopt(weights.load(version), version)
-    greedy, sampled = evaluator.scores(version, step)
+    greedy, sampled = evaluator.evaluate(version, step).scores
     return greedy.value, sampled.value

@@ -335,10 +335,13 @@ def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
 
 
 def show_result(run: Run) -> None:
+    from flows.pages import before_after
     from flows.pages.report import page
 
     scored = [published.row() for published in Publications(run).all() if published.scores]
     print(f"\nrun {run.name} has finished: {run.url}\n\n{table(scored)}\n", flush=True)
+    if answers := before_after.as_text(run):
+        print(f"{answers}\n")
     print(f"report: {page.write(run)}\n\nlook at it:\n{where_next(run)}")
 
 

@@ -1,5 +1,5 @@
-"""Makes tables from the small records of a run, such as one row per shard, sync, gradient step, version, score, event
-and attempt."""
+"""Makes tables from the small records of a run, such as one row per shard, sync, gradient step, version, event and
+attempt."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ METRICS = (
 )  # fmt: skip
 """The metrics that the table `steps` always has. Other metrics get a column once a run has measured them."""
 
-_TIME = pa.timestamp("us")
+TIME = pa.timestamp("us")
 SHARDS = pa.schema(
     {
         "key": pa.string(), "searcher": pa.int32(), "seq": pa.int32(), "state": pa.string(), "rows": pa.int64(),
@@ -41,46 +41,39 @@ SHARDS = pa.schema(
 SYNCS = pa.schema(
     {
         "sync": pa.int32(), "step": pa.int32(), "attempt": pa.int32(), "shards": pa.int32(), "rows": pa.int64(),
-        "refused": pa.int32(), "previous_sha256": pa.string(), "created_at": _TIME,
+        "refused": pa.int32(), "previous_sha256": pa.string(), "created_at": TIME,
     }
 )  # fmt: skip
 STEPS = pa.schema(
     {
         "step": pa.int32(), "sync": pa.int32(), "attempt": pa.int32(), "version": pa.int32(),
         "version_attempt": pa.int32(), **dict.fromkeys(METRICS, pa.float64()), "weights_sha256": pa.string(),
-        "created_at": _TIME, "abandoned": pa.bool_(),
+        "created_at": TIME, "abandoned": pa.bool_(),
     }
 )  # fmt: skip
 VERSIONS = pa.schema(
     {
         "version": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "state": pa.string(),
         "abandoned": pa.bool_(), "files": pa.int32(), "bytes": pa.int64(), "sha256": pa.string(),
-        "changed_share": pa.float64(), "base": pa.int32(), "stored_bytes": pa.int64(), "created_at": _TIME,
+        "changed_share": pa.float64(), "base": pa.int32(), "stored_bytes": pa.int64(), "created_at": TIME,
     }
 )  # fmt: skip
 CHECKPOINTS = pa.schema(
     {
         "sync": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "abandoned": pa.bool_(), "files": pa.int32(),
-        "bytes": pa.int64(), "created_at": _TIME,
-    }
-)  # fmt: skip
-EVALUATIONS = pa.schema(
-    {
-        "version": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "metric": pa.string(),
-        "value": pa.float64(), "n": pa.int64(), "temperature": pa.float64(), "top_p": pa.float64(),
-        "seconds": pa.float64(), "abandoned": pa.bool_(), "created_at": _TIME,
+        "bytes": pa.int64(), "created_at": TIME,
     }
 )  # fmt: skip
 EVENTS = pa.schema(
     {
-        "created_at": _TIME, "role": pa.string(), "life": pa.int32(), "seq": pa.int32(), "kind": pa.string(),
+        "created_at": TIME, "role": pa.string(), "life": pa.int32(), "seq": pa.int32(), "kind": pa.string(),
         "severity": pa.string(), "message": pa.string(), "data": pa.string(),
     }
 )  # fmt: skip
 SETTINGS = pa.schema({"name": pa.string(), "value": pa.string()})
 ATTEMPTS = pa.schema(
     {
-        "attempt": pa.int32(), "continues_sync": pa.int32(), "continues_attempt": pa.int32(), "created_at": _TIME,
+        "attempt": pa.int32(), "continues_sync": pa.int32(), "continues_attempt": pa.int32(), "created_at": TIME,
     }
 )  # fmt: skip
 VERSION_STEPS = pa.schema({"version": pa.int32(), "attempt": pa.int32(), "step": pa.int32()})
@@ -99,7 +92,7 @@ def sync_row(record: SyncRecord) -> Row:
         **{name: getattr(record, name) for name in ("sync", "step", "attempt", "rows", "previous_sha256")},
         "shards": len(record.shards),
         "refused": len(record.refused),
-        "created_at": _time(record.created_at),
+        "created_at": time_of(record.created_at),
     }
 
 
@@ -124,26 +117,14 @@ def _contents(manifest: Record) -> Row:
         "step": manifest["step"],
         "files": len(listed),
         "bytes": sum(file["bytes"] for file in listed),
-        "created_at": _time(manifest["created_at"]),
+        "created_at": time_of(manifest["created_at"]),
     }
-
-
-def score_rows(record: Record) -> list[Row]:
-    return [
-        {
-            **{field: record[field] for field in ("version", "attempt", "step")},
-            **{field: score[field] for field in ("metric", "value", "n", "seconds")},
-            **{field: score.get(field) for field in ("temperature", "top_p")},
-            "created_at": _time(record["created_at"]),
-        }
-        for score in record["scores"]
-    ]
 
 
 def event_row(record: Record) -> Row:
     return {
         **{field: record[field] for field in ("role", "life", "seq", "kind", "severity", "message")},
-        "created_at": _time(record["at"]),
+        "created_at": time_of(record["at"]),
         "data": json.dumps(record.get("data", {})),
     }
 
@@ -154,7 +135,7 @@ def attempt_row(record: Record) -> Row:
         "attempt": record["attempt"],
         "continues_sync": continues["sync"],
         "continues_attempt": continues["attempt"],
-        "created_at": _time(record["created_at"]),
+        "created_at": time_of(record["created_at"]),
     }
 
 
@@ -182,14 +163,14 @@ def rows_of(
     return found
 
 
-def _named(key: str, own: str, rows: Iterable[Row]) -> Iterable[Row]:
+def named(key: str, own: str, rows: Iterable[Row]) -> Iterable[Row]:
     """Return the rows of a record. Raise Damaged if its key is not `own`, the key that follows from its content."""
     if key != own:
         raise Damaged(f"{key} has the content of {own}")
     return rows
 
 
-def _time(text: str) -> datetime:
+def time_of(text: str) -> datetime:
     """Return the time in a record as a datetime in UTC without a time zone."""
     return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
 
@@ -244,13 +225,13 @@ def published(snapshot: Snapshot, damage: DamageLog) -> dict[Version, Row]:
 def _version(key: str, manifest: Record) -> Iterable[Row]:
     name = _folder(key)
     own = Version(*records.integers(manifest, "version", "attempt"))
-    return _named(key, layout.version(own) + layout.MANIFEST, [version_row(name, manifest)])
+    return named(key, layout.version(own) + layout.MANIFEST, [version_row(name, manifest)])
 
 
 def _checkpoint(key: str, manifest: Record) -> Iterable[Row]:
     name = _folder(key)
     own = Version(*records.integers(manifest, "sync", "attempt"))
-    return _named(key, layout.checkpoint(own) + layout.MANIFEST, [checkpoint_row(name, manifest)])
+    return named(key, layout.checkpoint(own) + layout.MANIFEST, [checkpoint_row(name, manifest)])
 
 
 def versions(
@@ -310,18 +291,6 @@ def checkpoints(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) ->
     return pa.Table.from_pylist(rows, CHECKPOINTS)
 
 
-def evaluations(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Table:
-    rows = rows_of(snapshot, layout.EVALUATIONS, EVALUATIONS, damage, _scores)
-    for row in rows:
-        row["abandoned"] = not stands(spans, Version(row["version"], row["attempt"]))
-    return pa.Table.from_pylist(rows, EVALUATIONS)
-
-
-def _scores(key: str, record: Record) -> Iterable[Row]:
-    own = Version(*records.integers(record, "version", "attempt"))
-    return _named(key, layout.evaluation(own), score_rows(record))
-
-
 def events(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
     rows = rows_of(snapshot, layout.EVENTS, EVENTS, damage, _event)
     return pa.Table.from_pylist(sorted(rows, key=lambda row: row["created_at"]), EVENTS)
@@ -329,7 +298,7 @@ def events(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
 
 def _event(key: str, record: Record) -> Iterable[Row]:
     row = event_row(record)
-    return _named(key, layout.event(row["role"], row["life"], row["seq"]), [row])
+    return named(key, layout.event(row["role"], row["life"], row["seq"]), [row])
 
 
 def attempts(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
@@ -339,7 +308,7 @@ def attempts(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
 
 def _attempt(key: str, record: Record) -> Iterable[Row]:
     row = attempt_row(record)
-    return _named(key, layout.attempt(row["attempt"]), [row])
+    return named(key, layout.attempt(row["attempt"]), [row])
 
 
 def settings(snapshot: Snapshot) -> pa.Table:
@@ -363,5 +332,5 @@ def flattened(config: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def naive(schema: pa.Schema) -> pa.Schema:
     """Return the schema with times that have no time zone. All times are UTC, and so is all arithmetic on them."""
-    fields = [field.with_type(_TIME) if pa.types.is_timestamp(field.type) else field for field in schema]
+    fields = [field.with_type(TIME) if pa.types.is_timestamp(field.type) else field for field in schema]
     return pa.schema(fields)

@@ -31,7 +31,7 @@ from storage.log.ledger import DRAWS_SCHEMA
 from storage.log.prompts import PROMPTS_SCHEMA
 from storage.log.schema import TRAJECTORY_SCHEMA
 from storage.objects.damage import DamageLog
-from storage.queries import admitted_shards, mirror, readable_objects, tables
+from storage.queries import admitted_shards, evaluation_tables, mirror, readable_objects, tables
 from storage.queries.admitted_shards import Admissions
 from storage.queries.mirror import Progress, Snapshot
 from storage.runs.attempts import Span, accepts, readable_chain
@@ -150,7 +150,8 @@ def _small(snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, dama
         "steps": tables.steps(snapshot, spans, damage),
         "versions": tables.versions(snapshot, spans, kept, steps_of, damage),
         "checkpoints": tables.checkpoints(snapshot, spans, damage),
-        "evaluations": tables.evaluations(snapshot, spans, damage),
+        "evaluations": evaluation_tables.evaluations(snapshot, spans, damage),
+        "examples": evaluation_tables.examples(snapshot, spans, damage),
         "events": tables.events(snapshot, damage),
         "attempts": tables.attempts(snapshot, damage),
         "settings": tables.settings(snapshot),

@@ -148,6 +148,9 @@ class EvaluationConfig:
     newer versions. The first and the last version are always evaluated."""
     prompts: Positive = 1319
     """Maximum number of held-out prompts in an evaluation. More prompts give less noisy scores and take longer."""
+    examples: Annotated[int, Field(ge=0, le=1000)] = 10
+    """Number of prompts whose greedy responses are stored with the scores: the first prompts of the evaluation. The
+    view `examples` and the report show them. 0 stores none; higher values make the records larger."""
     samples: Count = 0
     """Number of responses sampled per prompt, in addition to the greedy response. 0 samples none."""
     temperature: Temperature | None = None

@@ -15,10 +15,11 @@ from tba.errors import Damaged
 from tba.generation.requests import generate
 from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Measures, ReferenceScorer, Task, VersionStore
 from tba.search import turns
+from tba.search.examples import example
 from tba.search.scoring import Scoring
 from tba.seeds import request_seed
 from tba.tasks.guard import asking
-from tba.types import Prompt, Response, Reward, Score, Version
+from tba.types import Example, Prompt, Response, Reward, Score, Version
 
 
 class Evaluator:
@@ -58,8 +59,8 @@ class Evaluator:
             version = self.due(done)
             step = self.adopt(version) if version else None
             if version and step is not None:
-                scores = self.scores(version, step)
-                self.evaluations.write(scores)
+                scores, examples = self.evaluate(version, step)
+                self.evaluations.write(scores, examples)
                 self.alarms.update(self.mismatched(scores))
                 # Score it only once, even if `done` does not list it because a fork inherited the name of its scores.
                 self.passed_over.add(version)
@@ -120,19 +121,23 @@ class Evaluator:
             if most and score.metric == "greedy_mismatch_response" and score.value > most
         ]
 
-    def scores(self, version: Version, step: int) -> list[Score]:
+    def evaluate(self, version: Version, step: int) -> "Evaluation":
         """Return the scores of one greedy response to each prompt, followed by the scores of `evaluation.samples`
-        sampled responses to each prompt."""
+        sampled responses to each prompt. The examples are the first `evaluation.examples` greedy responses."""
         config, samples, ks = self.config, self.config.evaluation.samples, self.config.evaluation.pass_at
-        greedy = self._scores(version, step, "greedy", [[0]] * len(self.prompts), temperature=0.0, top_p=1.0)
+        seeds = [[0]] * len(self.prompts)
+        greedy, answered = self._scores(version, step, "greedy", seeds, temperature=0.0, top_p=1.0)
+        firsts = list(zip(answered.asked, answered.rewards, strict=True))[: config.evaluation.examples]
+        examples = [example(version, step, prompt, response, reward) for (prompt, response), reward in firsts]
         if not samples:
-            return greedy
+            return Evaluation(greedy, examples)
         seeds = [
             [request_seed(config.seed, -1, 0, i * samples + j) for j in range(samples)]
             for i in range(len(self.prompts))
         ]
         temperature, top_p = config.evaluation_temperature, config.evaluation_top_p
-        return greedy + self._scores(version, step, "sampled", seeds, temperature=temperature, top_p=top_p, ks=ks)
+        sampled, _ = self._scores(version, step, "sampled", seeds, temperature=temperature, top_p=top_p, ks=ks)
+        return Evaluation(greedy + sampled, examples)
 
     def _scores(
         self,
@@ -144,9 +149,10 @@ class Evaluator:
         temperature: float,
         top_p: float,
         ks: Sequence[int] = (),
-    ) -> list[Score]:
-        """Generate responses, and return their scores: the mean reward, pass@k for each k, the measures of the task,
-        and the difference between the generator's and the trainer's log-probabilities."""
+    ) -> tuple[list[Score], "_Answered"]:
+        """Generate responses, and return their scores and the responses. The scores are the mean reward, pass@k for
+        each k, the measures of the task, and the difference between the generator's and the trainer's
+        log-probabilities."""
         began = time.monotonic()
         answered = self._answered(version, metric, seeds, temperature=temperature, top_p=top_p)
         measured = self._measured(version, metric, answered)
@@ -161,7 +167,7 @@ class Evaluator:
             scores.append(score(metric=f"pass@{k}", value=sum(chances) / len(chances), n=len(chances), seconds=0.0))
         for name, value in {**measured, **mismatch(answered)}.items():
             scores.append(score(metric=f"{metric}_{name}", value=value, n=len(values), seconds=0.0))
-        return scores
+        return scores, answered
 
     def _answered(
         self, version: Version, metric: str, seeds: list[list[int]], *, temperature: float, top_p: float
@@ -204,6 +210,13 @@ class Evaluator:
                 self.lease.tell(f"measuring {metric} of version {version} for {spent:.0f} s", scored=self.scored)
             with asking(task, "measures"):
                 return measures.result()
+
+
+class Evaluation(NamedTuple):
+    """What an evaluation of one version finds."""
+
+    scores: list[Score]
+    examples: list[Example]
 
 
 class _Answered(NamedTuple):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from storage.log.schema import VERSIONS
 from tba.fetched import Fetched, Lists
-from tba.types import Prompt, Response, Trajectory, Version
+from tba.types import Example, Prompt, Response, Trajectory, Version
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 345678, tzinfo=UTC)
 
@@ -71,6 +71,11 @@ def make_shard(
         )
         for slot, (prompt_id, reward) in enumerate(pairs)
     ]  # fmt: skip
+
+
+def make_example(version: Version, prompt_id: str = "test/0", **changes: Any) -> Example:
+    fields: dict[str, Any] = {"step": 0, "prompt": "1+2=", "response": "3", "answer": "3", "reward": 1.0}
+    return Example(version=version, prompt_id=prompt_id, **{**fields, **changes})
 
 
 def as_stored(shard: Sequence[Trajectory]) -> dict[str, Trajectory]:

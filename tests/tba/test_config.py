@@ -251,6 +251,7 @@ def test_an_unknown_setting_is_refused_by_name(change, says):
             "evaluation.temperature must be greater than or equal to 0.001, got 0",
         ),
         ({"evaluation.top_p": 1.5}, "evaluation.top_p must be less than or equal to 1, got 1.5"),
+        ({"evaluation.examples": 1001}, "evaluation.examples must be less than or equal to 1000, got 1001"),
         ({"evaluation.pass_at": [1, 0]}, "evaluation.pass_at.1 must be greater than or equal to 1, got 0"),
         ({"evaluation.pass_at": [1, "x"]}, "evaluation.pass_at.1 must be a valid integer, got 'x'"),
         ({"evaluation.pass_at": "1,4"}, "evaluation.pass_at must be a list, such as [1,4], got '1,4'"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import duckdb
 from markupsafe import Markup
 
+from flows.pages import before_after
 from flows.pages.report import lineage, samples, selection
 from flows.pages.report.curves import ADOPTIONS, BRANCHES, BY_VERSION, SCORES, SPEEDS, STEPS, data, learning, speed
 from flows.pages.report.document import clock, damage_table, document, save
@@ -102,6 +103,7 @@ def _render(run: Run, *, thorough: bool = False) -> Markup:
         damage=damage_table(damage),
         facts=_facts(con, run, steps, scores),
         timing=_timing(steps),
+        before_after=before_after.section(run),
         selection=selection.section(con),
         samples=samples.section(con),
         tables={title: ask(con, query) for title, query in _TABLES.items()},

@@ -8,7 +8,7 @@ from storage.local_files.scratch import scratch_folder
 from storage.maintenance.check.context import CheckContext
 from storage.objects import manifest_folders
 from storage.objects.store import check_key
-from storage.queries import tables
+from storage.queries import evaluation_tables, tables
 from storage.queries.tables import fitting
 from storage.runs.retention import GivenUp, given_up
 from storage.weights.checkpoints import Checkpoints
@@ -48,8 +48,8 @@ def check_checkpoints(context: CheckContext, removed: GivenUp) -> list[Version]:
 
 
 def check_evaluations(context: CheckContext, published: Collection[Version]) -> list[Version]:
-    """Check the evaluations. Each must be of a version in `published`, those that are stored or given up. Return the
-    versions that were evaluated."""
+    """Check the evaluations and their examples. Each must be of a version in `published`, those that are stored or
+    given up. Return the versions that were evaluated."""
     findings = context.findings
     evaluated: list[Version] = []
     for key in context.listed[layout.EVALUATIONS]:
@@ -62,8 +62,9 @@ def check_evaluations(context: CheckContext, published: Collection[Version]) -> 
                 findings.report(key, f"is the record of another version, {version}")
             if version not in published:
                 findings.report(key, f"evaluates version {version}, which is neither stored nor given up")
-            if not fitting(tables.score_rows(record), tables.EVALUATIONS):
+            if not fitting(evaluation_tables.score_rows(record, key), evaluation_tables.EVALUATIONS):
                 findings.report(key, "has no scores")
+            fitting(evaluation_tables.example_rows(record, key), evaluation_tables.EXAMPLES)
             evaluated.append(version)
     findings.count("evaluations", len(evaluated))
     return evaluated

@@ -220,6 +220,17 @@ comment on column evaluations.seconds is 'seconds that it took; 0 for metrics co
 comment on column evaluations.abandoned is 'true if the current weights do not descend from the version';
 comment on column evaluations.created_at is 'when it was stored';
 
+comment on view examples is 'Greedy responses to the first prompts of each evaluation (`evaluation.examples`). Runs of earlier versions have none. The middle of a long text is left out.';
+comment on column examples.version is 'number of the version that responded';
+comment on column examples.attempt is 'the attempt that published it';
+comment on column examples.step is 'the step whose weights it has; 0 before the first step';
+comment on column examples.prompt_id is 'the prompt: a row of prompts with split test';
+comment on column examples.prompt is 'text of the prompt';
+comment on column examples.response is 'text of the greedy response; each turn of several begins on a line of its own';
+comment on column examples.answer is 'the right answer to the prompt; empty if the prompt has none';
+comment on column examples.reward is 'reward of the response; null if it is not finite';
+comment on column examples.abandoned is 'true if the current weights do not descend from the version';
+
 comment on view events is 'One row per event, in the order of their times.';
 comment on column events.created_at is 'when it happened';
 comment on column events.role is 'the role that stored it';

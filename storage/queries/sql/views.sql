@@ -77,6 +77,8 @@ create view versions as from stored.versions;
 
 create view evaluations as from stored.evaluations;
 
+create view examples as from stored.examples;
+
 create view events as select * replace (data::json as data) from stored.events;
 
 -- An alarm ends with the event that says it is over, or when the role that raised it begins another life.

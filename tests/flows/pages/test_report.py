@@ -82,7 +82,7 @@ def test_the_page_is_whole_and_fetches_nothing(page: str):
 
 def test_the_page_has_every_section(page: str):
     assert Page(page).headings == [
-        "Learning", "Data", "Speed", "Selection", "Trajectories", "Searchers", "Evaluations",
+        "Learning", "Data", "Speed", "Before and after", "Selection", "Trajectories", "Searchers", "Evaluations",
         "Kept versions", "Attempts", "Events", "Settings",
     ]  # fmt: skip
 

@@ -166,6 +166,17 @@ def test_each_version_has_every_score_and_how_it_was_sampled(finished):
     assert rows(finished, "select distinct value from evaluations where metric like 'pass@%'") == [(1.0,)]
 
 
+def test_each_scored_version_has_examples_of_its_greedy_responses(finished):
+    """There are fewer prompts than `evaluation.examples`, so the mean reward of the examples is the score."""
+    kept = "select version, count(*), round(avg(reward), 9) from examples group by version order by version"
+    scored = "select version, n, round(value, 9) from evaluations where metric = 'greedy' order by version"
+    assert rows(finished, kept) == rows(finished, scored)
+    texts = "select prompt_id, prompt, answer from examples where version = 0 order by prompt_id"
+    prompts = "select prompt_id, text, answer from prompts where split = 'test' order by prompt_id limit 8"
+    assert rows(finished, texts) == rows(finished, prompts)
+    assert [it.response for it in Evaluations(finished).examples() if it.version.number == 0] != [""] * 8
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
 def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, policy, tmp_path, monkeypatch):

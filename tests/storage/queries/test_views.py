@@ -30,10 +30,11 @@ from storage.queries import mirror, views
 from storage.queries.tables import METRICS
 from storage.runs.events import Events
 from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
 from tba.errors import Missing
-from tba.types import Version
-from tests.support.builders import make_shard
+from tba.types import Score, Version
+from tests.support.builders import make_example, make_shard
 from tests.support.faults.rewriting import with_digest
 from tests.support.sampled_parameters import sampled
 from tests.support.storage.stored_objects import path_of
@@ -238,6 +239,25 @@ def test_steps_always_have_the_documented_metrics(con: duckdb.DuckDBPyConnection
 def test_evaluations_are_one_row_per_metric(con: duckdb.DuckDBPyConnection):
     greedy = "select version, attempt, step, value from evaluations where metric = 'greedy' order by version"
     assert rows(con, greedy) == [(0, 1, 0, 0.25), (2, 1, 4, 0.5), (4, 2, 8, 0.75)]
+
+
+def test_examples_are_what_each_version_responded(con: duckdb.DuckDBPyConnection):
+    found = "select version, attempt, step, prompt_id, prompt, response, answer, reward, abandoned from examples"
+    example = ("test/0", "1+2=", "3", "3")
+    assert rows(con, f"{found} order by version") == [
+        (0, 1, 0, *example, 0.25, False), (2, 1, 4, *example, 0.5, False), (4, 2, 8, *example, 0.75, False),
+    ]  # fmt: skip
+    joined = "select count(*) from examples join prompts using (prompt_id) where split = 'test' and prompt = text"
+    assert rows(con, joined) == [(3,)]
+
+
+def test_the_examples_of_a_version_that_was_given_up_by_a_later_attempt_are_abandoned(whole: Run):
+    Evaluations(whole).write(
+        [Score(version=Version(3, 1), step=6, metric="greedy", value=0.5, n=1, seconds=0.0)],
+        [make_example(Version(3, 1), step=6)],
+    )
+    found = rows(storage.connect(whole), "select version, attempt from examples where abandoned")
+    assert found == [(3, 1)]
 
 
 def test_a_version_that_was_given_up_is_still_listed(whole: Run):

@@ -13,7 +13,7 @@ from tests.support.storage.synthetic import EVERY, B, K, S
 HOLDING: dict[str, tuple[str, dict[str, int]]] = {
     layout.sync(2): (layout.sync(3), {"syncs": 1}),
     layout.attempt(2): (layout.attempt(1), {"attempts": 1}),
-    layout.evaluation(Version(2, 1)): (layout.evaluation(Version(4, 2)), {"evaluations": 4}),
+    layout.evaluation(Version(2, 1)): (layout.evaluation(Version(4, 2)), {"evaluations": 4, "examples": 1}),
     layout.retention(1): (layout.retention(2), {"versions": 1}),
     layout.event("trainer", 2, 0): ("", {"events": 1}),
     layout.version(Version(2, 1)) + layout.MANIFEST: (layout.version(Version(4, 2)) + layout.MANIFEST, {"versions": 1}),

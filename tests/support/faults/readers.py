@@ -58,7 +58,7 @@ READERS: Mapping[str, Callable[[Run], Any]] = {
     "steps": read_ledger,
     "draws": read_ledger,
     "compactions": lambda run: Compactions(run).look(),
-    "evaluations": lambda run: Evaluations(run).scores(),
+    "evaluations": lambda run: (Evaluations(run).scores(), Evaluations(run).examples()),
     "trajectories": replay,
 }
 """The reader of each kind of object. Other objects are read by `check`, the views and the list of runs."""

@@ -30,7 +30,7 @@ from storage.weights.versions import Versions
 from tba.config import Config
 from tba.presets import preset
 from tba.types import Base, Draw, Outcome, Score, StepRecord, Version
-from tests.support.builders import make_prompt, make_shard
+from tests.support.builders import make_example, make_prompt, make_shard
 
 B, K, S, EVERY, STEPS = 2, 2, 3, 2, 8
 LAST_SYNC = STEPS // EVERY
@@ -88,7 +88,7 @@ def copy_run(run: Run, folder: Path) -> Run:
 
 class SyntheticRun:
     says_the_same = False  # True if all responses to a prompt have the same tokens
-    says = ""  # the text of every response, unless empty
+    says = ""  # the text of every response, also in examples, unless empty
 
     def __init__(self, root: str, name: str, **changes: Any):
         self.config = make_config().replace(changes)
@@ -252,7 +252,8 @@ class SyntheticRun:
             [
                 Score(version=version, step=step, metric=metric, value=value - lower, n=100, seconds=2.5)
                 for metric, lower in (("greedy", 0.0), ("sampled", 0.1), ("pass@4", -0.125), ("pass@16", -0.1875))
-            ]
+            ],
+            [make_example(version, step=step, reward=value, **({"response": self.says} if self.says else {}))],
         )
 
 

@@ -2,7 +2,8 @@
 
 VIEWS = (
     "alarms", "attempts", "checkpoints", "damage", "difficulty", "draws", "draws_all", "evaluations", "events",
-    "groups", "prompts", "selection", "settings", "shards", "steps", "steps_all", "syncs", "trajectories", "versions",
+    "examples", "groups", "prompts", "selection", "settings", "shards", "steps", "steps_all", "syncs", "trajectories",
+    "versions",
 )  # fmt: skip
 MACROS = (
     "compare_selection()", "compare_versions()", "cost_per_solved()", "demonstrations()", "drift()", "duplicates()",

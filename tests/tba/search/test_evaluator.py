@@ -13,7 +13,7 @@ from tba.errors import Damaged, DataError, Missing, Stopped
 from tba.interfaces import Task
 from tba.presets import preset
 from tba.search.evaluator import Evaluator, pass_at
-from tba.types import Prompt, Response, Reward, Score, Version
+from tba.types import Example, Prompt, Response, Reward, Score, Version
 
 V0 = Version(0, 1)
 
@@ -21,9 +21,11 @@ V0 = Version(0, 1)
 class Evaluations:
     def __init__(self) -> None:
         self.written: list[Score] = []
+        self.examples: list[Example] = []
 
-    def write(self, scores: Sequence[Score]) -> None:
+    def write(self, scores: Sequence[Score], examples: Sequence[Example]) -> None:
         self.written += scores
+        self.examples += examples
 
     def done(self) -> set[Version]:
         return {score.version for score in self.written}
@@ -149,6 +151,28 @@ def test_without_samples_only_the_greedy_score_is_kept():
     role, evaluations = evaluator(Version(20, 1), samples=0)
     role.run(poll=0)
     assert not [s.metric for s in evaluations.written if "mismatch" in s.metric]
+
+
+@pytest.mark.parametrize(("examples", "kept"), [(0, 0), (3, 3), (10, 5)])
+@pytest.mark.parametrize("batch", [2, 512])
+def test_the_first_greedy_responses_of_each_version_are_kept_with_their_rewards(examples: int, kept: int, batch: int):
+    """They are the same for any number of pieces in which they were generated, and none of them was sampled."""
+
+    class Graded(fakes.Task):
+        def reward(self, prompt: Prompt, response: Response) -> Reward:
+            return Reward(value=float(prompt.answer) + response.temperature)
+
+    role, evaluations = evaluator(Version(20, 1), task=Graded(), examples=examples)
+    role.config = role.config.replace({"search.batch_responses": batch})
+    role.run(poll=0)
+    assert [(it.version, it.step, it.prompt_id) for it in evaluations.examples] == [
+        (version, role.versions.step(version), f"p{i}") for version in (V0, Version(20, 1)) for i in range(kept)
+    ]
+    prompts = {it.prompt_id: it for it in role.prompts}
+    for it in evaluations.examples:
+        prompt = prompts[it.prompt_id]
+        assert (it.prompt, it.answer, it.reward) == (prompt.text, prompt.answer, float(prompt.answer))
+        assert it.response == "wrong"
 
 
 def scored(evaluations: Evaluations) -> list[int]:
