@@ -22,6 +22,8 @@ from tba.types import Example
 _WIDTH = 100  # columns of a terminal
 _MOST_IN_TERMINAL, _MOST_IN_REPORT = 10, 50
 _ANSWER_WIDTH = 30
+_BREAK = " ⏎ "
+_HEADER = ("prompt", "answer", "before", "reward", "after", "reward")
 _OPENING = re.compile(r"<\|[^<>|]*start[^<>|]*\|>\s*\w+|<\|[^<>|]*\|>")
 """Marks of a chat template, such as `<|im_start|>user`."""
 
@@ -70,14 +72,10 @@ def as_text(run: Run) -> str:
         return ""
     before, after = found[0].before, _after(found)
     title = f"greedy responses to held-out prompts: before is {_version(before)}"
-    lines = [f"{title}, after is {_version(after)}" if after else title]
-    for number, pair in enumerate(found, 1):
-        answer = f"   answer: {_cut(_line(pair.before.answer), _ANSWER_WIDTH, 20)}" if pair.before.answer else ""
-        start = f"{number:>3}. "
-        room = _WIDTH - cell_len(start + answer)
-        lines.append(f"{start}{_cut(_line(_OPENING.sub('', pair.before.prompt)), room, 0)}{answer}")
-        lines += [_response(name, it) for name, it in (("before", pair.before), ("after", pair.after)) if it]
-    return "\n".join(lines)
+    rows = [_cells(pair) for pair in found]
+    return "\n".join(
+        [f"{title}, after is {_version(after)}" if after else title, *(_in_columns(rows) or _in_lines(rows))]
+    )
 
 
 def _after(found: Sequence[Pair]) -> Example | None:
@@ -88,15 +86,44 @@ def _version(it: Example) -> str:
     return f"version {it.version.number} (step {it.step:,})"
 
 
-def _response(name: str, it: Example) -> str:
-    start = f"       {name:<6} {written(it.reward):>6}  "
-    return start + _cut(_line(it.response), _WIDTH - cell_len(start), _WIDTH // 2)
+def _cells(pair: Pair) -> list[str]:
+    """Return what `_HEADER` names, each as one line. What there is not is empty."""
+    responses = [(_line(it.response) or "(empty)", written(it.reward)) if it else ("", "") for it in pair]
+    return [_line(_OPENING.sub("", pair.before.prompt)), _line(pair.before.answer), *responses[0], *responses[1]]
+
+
+def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table with a line for each row; nothing if the table is wider than a terminal."""
+    named = zip(_HEADER, zip(*rows, strict=True), strict=True)
+    columns = [(name, *cells) for name, cells in named if any(cells)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    if sum(widths) + 2 * len(widths) > _WIDTH:
+        return []
+    lines = [zip(line, widths, strict=True) for line in zip(*columns, strict=True)]
+    return ["".join(f"  {cell}{' ' * (width - cell_len(cell))}" for cell, width in line).rstrip() for line in lines]
+
+
+def _in_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each prompt, and one below it for each response. Of a long prompt, the end is shown, or the
+    beginning and the end of its last line if that is long itself: prompts often end with their question."""
+    lines: list[str] = []
+    for number, (prompt, answer, before, reward_before, after, reward_after) in enumerate(rows, 1):
+        start = f"{number:>3}. "
+        end = f"   answer: {_cut(answer, _ANSWER_WIDTH, _ANSWER_WIDTH // 2)}" if answer else ""
+        room, last_line = _WIDTH - cell_len(start + end), prompt.rpartition(_BREAK)[2]
+        is_long = cell_len(last_line) > room
+        lines.append(start + (_cut(last_line, room, room // 2) if is_long else _cut(prompt, room, 0)) + end)
+        for name, reward, response in (("before", reward_before, before), ("after", reward_after, after)):
+            if response:
+                start = f"       {name:<6} {reward:>6}  "
+                lines.append(start + _cut(response, _WIDTH - cell_len(start), _WIDTH // 2))
+    return lines
 
 
 def _line(text: str) -> str:
-    """Return a text in one line, in which ⏎ stands for line breaks, without control characters."""
+    """Return a text in one line, in which _BREAK stands for line breaks, without control characters."""
     lines = (" ".join(line.split()) for line in text.splitlines())
-    return plain(" ⏎ ".join(line for line in lines if line))
+    return plain(_BREAK.join(line for line in lines if line))
 
 
 def _cut(line: str, width: int, head: int) -> str:

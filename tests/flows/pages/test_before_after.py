@@ -117,8 +117,8 @@ def test_no_text_is_taken_for_markup_in_the_report(tmp_path: Path):
 
 def test_a_reward_that_is_not_finite_is_shown(tmp_path: Path):
     run = scored(tmp_path, first=[first(reward=float("nan"))], last=[last(reward=float("inf"))])
-    assert section(render(run)).count(">nan</span>") == 2
-    assert "before    nan" in before_after.as_text(run)
+    assert section(render(run)).count(">nan</span>") == 4
+    assert "nan     3      nan" in before_after.as_text(run)
 
 
 def test_a_report_shows_the_first_pairs_of_many_and_says_where_the_others_are(tmp_path: Path):
@@ -135,17 +135,14 @@ def test_the_end_of_a_run_prints_prompts_with_both_responses(tmp_path: Path, cap
     run = scored(
         tmp_path,
         first=[first(response="4", reward=0.0), first("test/1", prompt="2+2=", answer="", reward=0.5)],
-        last=[last(response="3", reward=1.0), last("test/1", prompt="2+2=", answer="", reward=-0.5)],
+        last=[last(response="3", reward=1.0), last("test/1", prompt="2+2=", answer="", response="", reward=-0.5)],
     )
     show_result(run)
     assert (
         "greedy responses to held-out prompts: before is version 0 (step 0), after is version 2 (step 4)\n"
-        "  1. 1+2=   answer: 3\n"
-        "       before      0  4\n"
-        "       after       1  3\n"
-        "  2. 2+2=\n"
-        "       before    0.5  3\n"
-        "       after    −0.5  3\n"
+        "  prompt  answer  before  reward  after    reward\n"
+        "  1+2=    3       4       0       3        1\n"
+        "  2+2=            3       0.5     (empty)  −0.5\n"
         "\n"
     ) in capsys.readouterr().out
 
@@ -162,17 +159,23 @@ def test_long_texts_are_cut_to_lines_of_a_hundred_columns(letter: str, tmp_path:
     said = before_after.as_text(run).splitlines()
     assert max(map(cell_len, said)) in (99, 100)
     prompt, before, after = said[1:]
-    assert re.match(rf"  1\. …{letter}+end   answer: start{letter}+…{letter}+end$", prompt)
+    assert re.match(rf"  1\. start{letter}+…{letter}+end   answer: start{letter}+…{letter}+end$", prompt)
     assert re.match(rf"       before      1  start{letter}+…{letter}+end$", before)
     assert after == "       after       1  3"
+
+
+def test_of_a_prompt_of_several_lines_the_end_is_shown(tmp_path: Path):
+    story = f"start{'a' * 60}\n{'b' * 60}\nHow many?"
+    said = before_after.as_text(scored(tmp_path, first=[first(prompt=story, response="c" * 120)])).splitlines()
+    assert re.match(r"  1\. …a+ ⏎ b{60} ⏎ How many\?   answer: 3$", said[1]) and len(said[1]) == 100
 
 
 def test_a_text_of_several_lines_is_one_line_without_marks_of_the_chat_template(tmp_path: Path):
     prompt = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n1+2?\n\n<|im_end|>\n<|im_start|>assistant\n"
     run = scored(tmp_path, first=[first(prompt=prompt, response="\nThree.\r\n\n  That is\t3.\u2028\n", answer="")])
     assert before_after.as_text(run).splitlines()[1:] == [
-        "  1. Be kind. ⏎ 1+2?",
-        "       before      1  Three. ⏎ That is 3.",
+        "  prompt           before               reward",
+        "  Be kind. ⏎ 1+2?  Three. ⏎ That is 3.  1",
     ]
 
 
