@@ -13,7 +13,7 @@ DOCS   := .tba/docs
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
-	@echo "make llm      a new machine to a real language model that has learned to add, in half an hour"
+	@echo "make llm      a new machine to a run that post-trains a real language model"
 	@echo "make test     a new machine to a green test suite"
 	@echo "make test-long  what \`make test\` only samples: a kill at every write, a cluster, …; PART=2/3 is a third of it"
 	@echo "make test-laptop  the tests that need a real language model, data sets and a classifier (requirements-laptop.txt)"
