@@ -210,7 +210,7 @@ def reasoning_gym() -> Config:
             max_response_tokens=24, initial_fill=64,
         ),
         training=TrainingConfig(
-            steps=120, prompts_per_step=8, responses_per_prompt=8, groups_per_micro_batch=8, optimizer="adamw-fused",
+            steps=120, prompts_per_step=8, responses_per_prompt=8, tokens_per_micro_batch=2048, optimizer="adamw-fused",
             learning_rate=2e-5, schedule="warmup-stable-decay", warmup_steps=5, decay_steps=40, clip_norm=1.0,
         ),
         sync=SyncConfig(every=1, lag=1, checkpoint_every=20),
