@@ -170,6 +170,7 @@ class Searching:
             task=Distinct(),
             generator=generator,
             scorer=PolicyScorer(Policy.load(model, dtype=options.dtype), Version(0, 1)),
+            reference=Version(0, 1),
             log=Trajectories(self.run),
             versions=self.versions,
             lease=fakes.Lease(stop_when=self.look),

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -163,7 +163,7 @@ def naive(learner: Learner, batch: Batch) -> None:
         logp_BT = logps_BTV.gather(-1, part.tokens_BT[:, 1:, None]).squeeze(-1) * part.response_mask_BT[:, 1:]
         logp_PK, ref_logp_PK, reward_PK = (
             it.unflatten(0, (-1, part.responses_per_prompt))
-            for it in (logp_BT.sum(dim=1), part.ref_logp_B, part.reward_B)
+            for it in (logp_BT.sum(dim=1), cast(torch.Tensor, part.ref_logp_B), part.reward_B)
         )
         loss = trajectory_balance(logp_PK, ref_logp_PK, reward_PK, beta=BETA).value
         (loss * part.groups / batch.groups).backward()

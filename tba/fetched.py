@@ -46,9 +46,9 @@ class Fetched:
     prompt_ids: Sequence[str]
     prompt_tokens: Lists  # integers
     response_tokens: Lists  # integers, EOS last where finished
-    ref_logps: Lists  # one per token of the response
     reward_B: np.ndarray  # float64
     finished_B: np.ndarray  # bool
+    ref_logps: Lists | None = None  # one per token of the response; None if a row was stored without them
     behaviour_logps: Lists | None = None  # one per token of the response; None if not asked for
     loss_mask: Lists | None = None  # one bool per token: True if the policy wrote it; None if it wrote all tokens
     # The next two are None if they were not asked for. In a row whose values are not stored, they are empty.

@@ -231,13 +231,17 @@ PRESETS = {
 }
 """The presets by name. Each has the name of its task, or another name if the task has several presets."""
 
-FAST = {"training.compute_dtype": "auto", "training.computed_rows": "needed"}
-"""Settings of the trainer that all presets share."""
+FAST = {
+    "training.compute_dtype": "auto",
+    "training.computed_rows": "needed",
+    "search.reference_logps": "needed",
+}
+"""Settings that all presets share: each computes no more than the gradients need."""
 
 
 def preset(name: str) -> Config:
-    """Return the settings of a preset, with the fastest ways to compute a step: stored runs that lack these settings
-    have other defaults, so that their steps can be repeated."""
+    """Return the settings of a preset, with the fastest ways to compute. Stored runs that lack these settings have
+    other defaults, so that their steps can be repeated."""
     if name not in PRESETS:
         raise ConfigError(f"task.name: unknown task {name!r}; known: {', '.join(PRESETS)}")
     return PRESETS[name]().replace(FAST)

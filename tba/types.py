@@ -131,7 +131,7 @@ class Trajectory:
     prompt_tokens: tuple[int, ...]
     response_tokens: tuple[int, ...]
     behaviour_logps: tuple[float, ...]
-    ref_logps: tuple[float, ...]
+    ref_logps: tuple[float, ...] | None  # None: the run does not compute them, because its objective needs none
     loss_mask: tuple[bool, ...] | None = None  # which tokens the policy wrote; None: all. Other tokens have logp 0
     step_ends: tuple[int, ...] | None = None  # number of tokens up to the end of each reasoning step; None: not divided
     step_values: tuple[float, ...] | None = None  # estimated value of the state before each reasoning step
@@ -183,7 +183,7 @@ class Outcome:
     residual: float | None  # None if the objective has no residual
     log_z: float | None  # None if the objective has no log Z
     logp: float | None
-    ref_logp: float | None
+    ref_logp: float | None  # None if log-probabilities under the reference are not stored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

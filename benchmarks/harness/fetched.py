@@ -15,7 +15,7 @@ def fetched_of(trajectories: Sequence[Trajectory]) -> Fetched:
         prompt_ids=[t.prompt_id for t in trajectories],
         prompt_tokens=Lists.of([t.prompt_tokens for t in trajectories], np.int32),
         response_tokens=Lists.of([t.response_tokens for t in trajectories], np.int32),
-        ref_logps=Lists.of([t.ref_logps for t in trajectories], np.float32),
+        ref_logps=_ref_logps(trajectories),
         reward_B=np.array([t.reward for t in trajectories], np.float64),
         finished_B=np.array([t.finished for t in trajectories], bool),
         behaviour_logps=Lists.of([t.behaviour_logps for t in trajectories], np.float32),
@@ -23,6 +23,11 @@ def fetched_of(trajectories: Sequence[Trajectory]) -> Fetched:
         step_ends=Lists.of([t.step_ends or () for t in trajectories], np.int32),
         step_values=Lists.of([t.step_values or () for t in trajectories], np.float32),
     )
+
+
+def _ref_logps(trajectories: Sequence[Trajectory]) -> Lists | None:
+    found = [t.ref_logps for t in trajectories if t.ref_logps is not None]
+    return Lists.of(found, np.float32) if len(found) == len(trajectories) else None
 
 
 def _masks(trajectories: Sequence[Trajectory]) -> Lists | None:

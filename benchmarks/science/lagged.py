@@ -193,6 +193,7 @@ def _searcher(config: Config, task: Task, policy: Policy, start: Path, weights: 
         task=task,
         generator=_generator(config),
         scorer=PolicyScorer(Policy.load(start), START),
+        reference=START,
         log=fakes.Log(),
         versions=weights,  # pyright: ignore[reportArgumentType]  # the searcher only loads versions
         lease=fakes.Lease(),

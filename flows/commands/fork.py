@@ -215,9 +215,31 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
             f"--set: objective.name {config.objective.name!r} needs values of steps, and {parent.name} stored none: "
             "its search.value_samples is 0"
         )
+    if config.objective.needs_reference and (lacking := _stored_without_reference(parent, origin)):
+        named = next((f"{key}={value}" for key, value in changes.items() if key.startswith("objective")), "objective")
+        raise ConfigError(
+            f"--set: {named}: this objective needs log-probabilities under the reference, and {lacking} stored "
+            "trajectories without them, because its search.reference_logps is 'needed' and its objective needs none: "
+            "start a new run with this objective"
+        )
     if config.sync.lag is not None and origin.step and origin.replays is None:
         _check_in_step(before, config)
     return config, resolve.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql
+
+
+def _stored_without_reference(run: Run, origin: Parent) -> str:
+    """Return the name of the run, or of the run that it was forked from, and so on, that stored trajectories without
+    log-probabilities under the reference which a fork inherits. Return "" if none did."""
+    last = origin.newest_record
+    admitted = {record.sync for record in read_chain(run) if record.shards and record.sync <= last}
+    while True:
+        older = run.parent
+        first = older.newest_record + 1 if older else 0
+        if not parse(run.config).stores_reference_logps and any(first <= sync <= last for sync in admitted):
+            return run.name
+        if older is None:
+            return ""
+        run, last = Run.open(layout.run_url(run.root, older.run)), first - 1
 
 
 def _check_in_step(before: Config, config: Config) -> None:

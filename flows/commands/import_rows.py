@@ -218,8 +218,8 @@ class Importer:
                 response=it.response.text,
                 prompt_tokens=it.prompt.tokens,
                 response_tokens=it.response.tokens,
-                behaviour_logps=it.response.logps or ref_logps[slot],
-                ref_logps=ref_logps[slot],
+                behaviour_logps=it.response.logps or ref_logps[slot] or (),
+                ref_logps=ref_logps[slot] if self.config.stores_reference_logps else None,
                 reference_version=self.scorer.version,
                 reward=rewards[slot].value,
                 reward_parts=rewards[slot].parts,
@@ -233,24 +233,32 @@ class Importer:
             for slot, it in enumerate(rows)
         ]
 
-    def _scored(self, name: str, rows: Sequence[Read]) -> tuple[list[tuple[float, ...]], list[Reward]]:
+    def _scored(self, name: str, rows: Sequence[Read]) -> tuple[list[tuple[float, ...] | None], list[Reward]]:
+        """Return the reference log-probabilities and the reward of each row. The log-probabilities are computed if the
+        run stores them, and for rows whose log-probabilities under the policy that sampled are not known."""
         from tba.search.scoring import Scoring
 
         scoring = Scoring(self.task)
-        ref_logps: list[tuple[float, ...]] = []
+        ref_logps: list[tuple[float, ...] | None] = []
+        stores = self.config.stores_reference_logps
         rewards: list[Reward] = []
         with bar(f"scoring {name}") as tell:
             for start in range(0, len(rows), _AT_A_TIME):
                 some = rows[start : start + _AT_A_TIME]
-                groups = _by_prompt(some)
-                prompts, responses = [group[0].prompt for group in groups], [[it.response for it in g] for g in groups]
-                found = self.scorer.token_logps(prompts, responses, temperature=self.config.search.temperature)
-                ref_logps += [logps for group in found for logps in group]
+                found = iter(self._ref_logps([it for it in some if stores or not it.response.logps]))
+                ref_logps += [next(found) if stores or not it.response.logps else None for it in some]
                 asked = [it for it in some if it.reward is None]
                 given = iter(scoring.rewards([it.prompt for it in asked], [[it.response] for it in asked]))
                 rewards += [Reward(value=it.reward) if it.reward is not None else next(given)[0] for it in some]
                 tell(len(rewards), len(rows))
         return ref_logps, rewards
+
+    def _ref_logps(self, rows: Sequence[Read]) -> list[tuple[float, ...]]:
+        """Return the log-probabilities of rows, which are sorted by prompt, under the reference."""
+        groups = _by_prompt(rows)
+        prompts, responses = [group[0].prompt for group in groups], [[it.response for it in g] for g in groups]
+        found = self.scorer.token_logps(prompts, responses, temperature=self.config.search.temperature)
+        return [logps for group in found for logps in group]
 
 
 def _by_prompt(rows: Iterable[Read]) -> list[list[Read]]:

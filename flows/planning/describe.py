@@ -15,6 +15,8 @@ from tba.train.schedules import learning_rate_at
 
 _TOKENS_PER_SECOND = 1000  # the speed of one searcher that --dry-run assumes; `tba watch` shows the real speed
 
+_NO_REFERENCE = "searchers do not compute its log-probabilities, which the objective does not need"
+
 
 def describe(config: Config) -> str:
     """Return a table with one line per subject, in the words and with the formulas of the documentation."""
@@ -37,6 +39,7 @@ def describe(config: Config) -> str:
         *([("bounds", _bounds(*bounds))] if (bounds := config.sampling.mean_reward_between) else []),
         ("round", _round(config)),
         *([("values", _values(config))] if search.value_samples else []),
+        *([("reference", _NO_REFERENCE)] if not config.stores_reference_logps else []),
         *([("initial fill", f"{search.initial_fill} trajectories")] if sync.lag is None else []),
         ("evaluation", _evaluation(config)),
         ("storage", _storage(config)),

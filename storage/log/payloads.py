@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from storage.log.compactions import PAYLOAD
 from storage.log.schema import TRAJECTORY_SCHEMA, flat
 from storage.log.shard_reader import Piece, ShardReader, to_batch
 from storage.log.sync_records import Shard
@@ -26,7 +25,8 @@ class Payloads:
     The columns that batches need stay in memory as Arrow batches. The row groups that were used most recently are kept,
     up to `memory_bytes`; during a fetch, all row groups that it uses are kept. With `behaviour`, the log-probabilities
     under the policy that sampled the tokens are fetched too. With `values`, the estimated values of the states between
-    the reasoning steps of a response are fetched too."""
+    the reasoning steps of a response are fetched too. If one of the fetched rows was stored without log-probabilities
+    under the reference, none are returned."""
 
     def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int, behaviour: bool = False, values: bool = False):
         self.run, self.limit = run, memory_bytes
@@ -56,16 +56,15 @@ class Payloads:
             self._keep(key, used[key])
         slices = [self._existing_row(used[shard.key], shard, row) for shard, row in places]
         table = pa.Table.from_batches([pa.concat_batches(slices)] if slices else [], self.schema)
-        for name in PAYLOAD:
-            if name in self.schema.names and table[name].null_count:
-                shard, row = places[table[name].is_null().to_pylist().index(True)]
-                raise Missing(f"{self.run.url}/{shard.key}: the tokens of row {row} have been given up on purpose")
+        if (tokens := table["response_tokens"]).null_count:
+            shard, row = places[tokens.is_null().to_pylist().index(True)]
+            raise Missing(f"{self.run.url}/{shard.key}: the tokens of row {row} have been given up on purpose")
         return Fetched(
             trajectory_ids=[f"{shard.searcher}/{shard.seq}/{row}" for shard, row in places],
             prompt_ids=table["prompt_id"].to_pylist(),
             prompt_tokens=flat(table["prompt_tokens"]),
             response_tokens=flat(table["response_tokens"]),
-            ref_logps=flat(table["ref_logps"]),
+            ref_logps=None if table["ref_logps"].null_count else flat(table["ref_logps"]),
             reward_B=table["reward"].to_numpy(),
             finished_B=table["finished"].to_numpy(),
             behaviour_logps=flat(table["behaviour_logps"]) if "behaviour_logps" in self.schema.names else None,

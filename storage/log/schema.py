@@ -42,7 +42,7 @@ TRAJECTORY_SCHEMA = pa.schema(
         "prompt_tokens": _INTEGERS,
         "response_tokens": _INTEGERS,
         "behaviour_logps": _NUMBERS,
-        "ref_logps": _NUMBERS,
+        "ref_logps": _NUMBERS,  # null in all rows of a shard if the run does not compute them
         "loss_mask": _MASK,  # null if the policy wrote every token
         "step_ends": _INTEGERS,  # null, like step_values, if no values were estimated
         "step_values": _NUMBERS,
@@ -121,7 +121,8 @@ def to_table(trajectories: Sequence[Trajectory], *, run: str, searcher: int, seq
 
 def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
     try:
-        return _lists(field, values) if field.name in _LISTS else pa.array(values, field.type)
+        packs = field.name in _LISTS and None not in values
+        return _lists(field, values) if packs else pa.array(values, field.type)
     except (pa.ArrowException, struct.error, OverflowError, TypeError, ValueError) as error:
         raise DataError(f"column {field.name!r} cannot hold its values ({str(error).splitlines()[0]})") from None
 

@@ -51,7 +51,8 @@ def check_compacted(table: pa.Table, key: str, *, given_up: int) -> None:
         columns = columns_of(table)
         lost = columns["response_tokens"].is_null()
         with _naming_nonsense():
-            if any(not columns[name].is_null().equals(lost) for name in PAYLOAD):
+            payload = [name for name in PAYLOAD if not _is_optional(name, columns[name])]
+            if any(not columns[name].is_null().equals(lost) for name in payload):
                 raise ShardFault(f"it has rows with only some of {', '.join(PAYLOAD)}")
             kept = table.filter(columns["response_tokens"].is_valid())
             if len(table) - len(kept) != given_up:
@@ -156,9 +157,15 @@ def _check_hashes(columns: Mapping[str, pa.Array]) -> None:
         raise ShardFault("column 'content_hash' does not match the tokens")
 
 
+def _is_optional(name: str, column: pa.Array) -> bool:
+    """True for columns that may be null, and for `ref_logps` if it is null in every row: then the run does not compute
+    it."""
+    return name in LATER or (name == "ref_logps" and column.null_count == len(column))
+
+
 def _check_nulls(columns: Mapping[str, pa.Array]) -> None:
     for name, column in columns.items():
-        missing = column.null_count and name not in LATER
+        missing = column.null_count and not _is_optional(name, column)
         if missing or (pa.types.is_list(column.type) and column.flatten().null_count):
             raise ShardFault(f"column {name!r} has missing values")
 
@@ -166,7 +173,8 @@ def _check_nulls(columns: Mapping[str, pa.Array]) -> None:
 def _check_lengths(columns: Mapping[str, pa.Array]) -> None:
     length_B = columns["length"].to_numpy()
     for name in ("response_tokens", "behaviour_logps", "ref_logps"):
-        if not np.array_equal(columns[name].value_lengths().to_numpy(), length_B):
+        column = columns[name]
+        if not _is_optional(name, column) and not np.array_equal(column.value_lengths().to_numpy(), length_B):
             raise ShardFault(f"the lengths of {name!r} do not match column 'length'")
     mask = columns["loss_mask"]
     has_mask_B = mask.is_valid().to_numpy(zero_copy_only=False)

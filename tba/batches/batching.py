@@ -25,10 +25,10 @@ class Batch:
 
     tokens_BT: Tensor  # int64: prompt, response, padding
     response_mask_BT: Tensor  # bool: counted tokens, all written by the policy; without EOS if the objective omits it
-    ref_logp_B: Tensor  # float32: log-probability of the counted tokens of the response under the reference
     reward_B: Tensor  # float32
     responses_per_prompt: int  # K
     lengths: tuple[int, ...]  # B: tokens of each row without padding
+    ref_logp_B: Tensor | None = None  # float32: log-probability of the counted tokens under the reference
     ref_logp_BT: Tensor | None = None  # float32: log-probability of each counted token under the reference; 0 elsewhere
     behaviour_logp_BT: Tensor | None = None  # float32: log-probability of each counted token when sampled; 0 elsewhere
     reference_power: float = 1.0  # power of the reference in the target of this gradient step
@@ -75,6 +75,7 @@ def collate(
     include_eos: bool,
     by_token: bool = False,
     by_step: bool = False,
+    needs_reference: bool = True,
     device: torch.device | str = "cpu",
 ) -> Batch:
     """Make a batch in which each K consecutive rows are a group.
@@ -83,16 +84,19 @@ def collate(
     The EOS of an earlier turn always counts, because with it the policy hands over to the environment. The model reads
     the environment's tokens, but they never count, whatever log-probabilities are stored for them. With `by_token`, the
     batch also has the log-probabilities of each token. With `by_step`, it also has the values of the states before and
-    after each reasoning step.
+    after each reasoning step. If rows were stored without log-probabilities under the reference, the batch has none of
+    them. With `needs_reference`, such rows are an error.
     """
     _check_groups(fetched, responses_per_prompt)
     counted_B = _counted(fetched, include_eos)
     padded = _pad(fetched.prompt_tokens, fetched.response_tokens.first(counted_B), pad_id=pad_id, device=device)
     own = None if (mask := _loss_mask(fetched)) is None else mask.first(counted_B)
-    ref_logps = fetched.ref_logps.first(counted_B).where(own)
+    ref_logps = _ref_logps(fetched, needed=needs_reference)
+    ref_logps = None if ref_logps is None else ref_logps.first(counted_B).where(own)
     tokens = dict[str, Tensor]()
     if by_token:
-        tokens["ref_logp_BT"] = _spread(ref_logps, padded)
+        if ref_logps is not None:
+            tokens["ref_logp_BT"] = _spread(ref_logps, padded)
         tokens["behaviour_logp_BT"] = _spread(_behaviour_logps(fetched).first(counted_B).where(own), padded)
     if by_step:
         value, following = _step_values(fetched)
@@ -101,10 +105,10 @@ def collate(
     return Batch(
         tokens_BT=padded.tokens_BT,
         response_mask_BT=padded.response_mask_BT if own is None else _spread(own, padded).bool(),
-        ref_logp_B=torch.from_numpy(ref_logps.sums()).float().to(device),
         reward_B=torch.tensor(fetched.reward_B, dtype=torch.float32, device=device),
         responses_per_prompt=responses_per_prompt,
         lengths=padded.lengths,
+        ref_logp_B=None if ref_logps is None else torch.from_numpy(ref_logps.sums()).float().to(device),
         ref_logp_BT=tokens.get("ref_logp_BT"),
         behaviour_logp_BT=tokens.get("behaviour_logp_BT"),
         step_value_BT=tokens.get("step_value_BT"),
@@ -170,10 +174,10 @@ def groups_in(batch: Batch, groups: slice) -> Batch:
     return Batch(
         tokens_BT=batch.tokens_BT[rows, :width],
         response_mask_BT=batch.response_mask_BT[rows, :width],
-        ref_logp_B=batch.ref_logp_B[rows],
         reward_B=batch.reward_B[rows],
         responses_per_prompt=batch.responses_per_prompt,
         lengths=batch.lengths[rows],
+        ref_logp_B=None if batch.ref_logp_B is None else batch.ref_logp_B[rows],
         ref_logp_BT=None if batch.ref_logp_BT is None else batch.ref_logp_BT[rows, :width],
         behaviour_logp_BT=None if batch.behaviour_logp_BT is None else batch.behaviour_logp_BT[rows, :width],
         reference_power=batch.reference_power,
@@ -218,6 +222,18 @@ def _spread(values: Lists, padded: Padded) -> Tensor:
     return spread_BT.to(padded.tokens_BT.device)
 
 
+def _ref_logps(fetched: Fetched, *, needed: bool) -> Lists | None:
+    if fetched.ref_logps is not None:
+        _check_lengths(fetched, fetched.ref_logps, "reference log-probabilities")
+    elif needed:
+        raise DataError(
+            "the objective needs log-probabilities under the reference, and the batch has rows that were stored "
+            "without them: when they were generated, search.reference_logps was 'needed', and the objective did not "
+            "need them"
+        )
+    return fetched.ref_logps
+
+
 def _behaviour_logps(fetched: Fetched) -> Lists:
     if fetched.behaviour_logps is None:
         raise DataError("the batch was fetched without the log-probabilities that its tokens had when sampled")
@@ -257,7 +273,6 @@ def _loss_mask(fetched: Fetched) -> Lists | None:
 def _counted(fetched: Fetched, include_eos: bool) -> np.ndarray:
     """Return the number of tokens of each response that count in the loss: all, or, if `include_eos` is false, all but
     the EOS of a finished response."""
-    _check_lengths(fetched, fetched.ref_logps, "reference log-probabilities")
     length_B = fetched.response_tokens.lengths_B
     if include_eos:
         return length_B

@@ -97,6 +97,11 @@ class Config:
         return self.sync.lag is not None or self.sampling.max_age is not None
 
     @property
+    def stores_reference_logps(self) -> bool:
+        """True if the log-probability of each response token under the reference is computed and stored."""
+        return self.search.reference_logps == "always" or self.objective.needs_reference
+
+    @property
     def last_sync(self) -> int:
         return self.sync_of_step(self.training.steps)
 

@@ -28,8 +28,8 @@ class Groups:
     logp_PKT: Tensor  # under the policy, differentiable
     mask_PKT: Tensor  # bool: the tokens of the response that count
     reward_PK: Tensor
-    ref_logp_PK: Tensor  # log-probabilities of whole responses under the reference
-    ref_logp_PKT: Tensor | None = None  # log-probabilities of tokens under the reference, if the objective needs them
+    ref_logp_PK: Tensor | None = None  # of whole responses under the reference; None if nobody computed it
+    ref_logp_PKT: Tensor | None = None  # of tokens under the reference, if needed
     behaviour_logp_PKT: Tensor | None = None  # of tokens under the policy that sampled them, if needed
     length_PK: Tensor | None = None  # tokens of prompt and response
     batch_reward: float | None = None  # mean reward of the whole batch
@@ -80,9 +80,17 @@ class Groups:
             raise ValueError(f"batch_tokens must be positive to divide a loss by it, got {self.batch_tokens}")
         return self.batch_tokens
 
+    @property
+    def log_ratio_mean(self) -> Mapping[str, Tensor]:
+        """The metric `log_ratio_mean`: the mean log-ratio of the policy to the reference, whatever the anchor of the
+        objective is. Empty if nobody computed log-probabilities under the reference."""
+        if self.ref_logp_PK is None:
+            return {}
+        return {"log_ratio_mean": (self.logp_PK - self.ref_logp_PK).detach().mean()}
+
     def anchor_logp_PK(self, anchor: Anchor) -> Tensor:
         """Return log-probabilities of whole responses under the anchor."""
-        return self.ref_logp_PK if anchor == "reference" else self.needed("behaviour_logp_PKT").sum(dim=2)
+        return self.needed("ref_logp_PK") if anchor == "reference" else self.needed("behaviour_logp_PKT").sum(dim=2)
 
     def needed(self, name: str) -> Tensor:
         """Return an optional field. Raise ValueError if this batch does not have it."""

@@ -65,9 +65,20 @@ class Objective(ABC):
 
     @property
     def needs_tokens(self) -> bool:
-        """True if the loss needs the log-probability of each token, both under the reference and under the policy that
-        sampled the response."""
+        """True if the loss needs the log-probability of each token under the policy that sampled the response, and also
+        under the reference if `needs_reference`."""
         return False
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probabilities under the reference can change the gradient. An objective whose loss does not use
+        them returns `moves_reference` instead."""
+        return True
+
+    @property
+    def moves_reference(self) -> bool:
+        """Whether the reference is reset, or follows the policy."""
+        return bool(self.reference_reset or self.reference_decay)
 
     @property
     def needs_values(self) -> bool:

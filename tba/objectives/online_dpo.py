@@ -29,13 +29,13 @@ class OnlineDPO(Objective):
 
     def loss(self, groups: Groups, *, beta: float) -> Loss:
         """Compute the loss from the difference between the log-ratios of the best and the worst response."""
-        log_ratio_PK = groups.logp_PK - groups.ref_logp_PK
+        log_ratio_PK = groups.logp_PK - groups.needed("ref_logp_PK")
         best_P1, worst_P1 = (pick(groups.reward_PK, 1, True) for pick in (torch.argmax, torch.argmin))
         margin_P = beta * (log_ratio_PK.gather(1, best_P1) - log_ratio_PK.gather(1, worst_P1)).squeeze(1)
         # If all rewards are equal, argmax is argmin: the margin is then 0 for any policy.
         value = -torch.nn.functional.logsigmoid(margin_P).mean()
         metrics = {
-            "log_ratio_mean": log_ratio_PK.detach().mean(),
+            **groups.log_ratio_mean,
             "preferred": (margin_P.detach() > 0).to(margin_P.dtype).mean(),
             "equal_rewards": equal_rewards(groups.reward_PK),
         }

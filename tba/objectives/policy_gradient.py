@@ -63,6 +63,10 @@ class PolicyGradient(Objective):
         return self.correction != "none" or self.kl_penalty == "loss"
 
     @property
+    def needs_reference(self) -> bool:
+        return self.moves_reference or self.kl_penalty != "none"
+
+    @property
     def kl_penalty(self) -> Penalty:
         return getattr(self, "penalty", "none")
 
@@ -113,7 +117,7 @@ def policy_gradient(groups: Groups, advantage: Tensor, objective: PolicyGradient
     if correction.level == "token":
         maximised = (maximised * groups.mask_PKT).sum(dim=2) / n
     metrics = {
-        "log_ratio_mean": (groups.logp_PK.detach() - groups.ref_logp_PK).mean(),
+        **groups.log_ratio_mean,
         "equal_rewards": equal_rewards(groups.reward_PK),
     }
     if behaviour_logp is not None:
@@ -135,7 +139,7 @@ def rewards(groups: Groups, objective: PolicyGradient, *, beta: float) -> Tensor
     the policy, the mean of that gradient is 0."""
     if objective.kl_penalty != "reward":
         return groups.reward_PK
-    return groups.reward_PK - beta * (groups.logp_PK.detach() - groups.ref_logp_PK)
+    return groups.reward_PK - beta * (groups.logp_PK.detach() - groups.needed("ref_logp_PK"))
 
 
 def k3(groups: Groups) -> Tensor:

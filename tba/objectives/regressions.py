@@ -36,6 +36,10 @@ class Kimi(Objective):
     """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
 
     @property
+    def needs_reference(self) -> bool:
+        return self.moves_reference or self.anchor == "reference"
+
+    @property
     def needs_tokens(self) -> bool:
         return self.anchor == "behaviour"
 
@@ -54,6 +58,10 @@ class OAPL(Objective):
     plain mean, lower values closer to the best reward. 0 uses beta."""
 
     @property
+    def needs_reference(self) -> bool:
+        return self.moves_reference or self.anchor == "reference"
+
+    @property
     def needs_tokens(self) -> bool:
         return self.anchor == "behaviour"
 
@@ -69,7 +77,7 @@ def _regression(groups: Groups, log_z_P: Tensor, beta: float, anchor: Anchor) ->
     detached_PK = residual_PK.detach()
     metrics = {
         "log_z": log_z_P.mean(),
-        "log_ratio_mean": (groups.logp_PK.detach() - groups.ref_logp_PK).mean(),
+        **groups.log_ratio_mean,
         "residual_abs": detached_PK.abs().mean(),
         "equal_rewards": equal_rewards(groups.reward_PK),
     }

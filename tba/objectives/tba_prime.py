@@ -46,6 +46,10 @@ class TBAPrime(PolicyGradient):
         return has_equal_rewards(reward_PK) & equal_P
 
     @property
+    def needs_reference(self) -> bool:
+        return True
+
+    @property
     def needs_tokens(self) -> bool:
         return True
 

@@ -60,6 +60,10 @@ class TrajectoryBalance(Objective):
     """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
 
     @property
+    def needs_reference(self) -> bool:
+        return self.moves_reference or self.tempers or self.anchor == "reference"
+
+    @property
     def needs_tokens(self) -> bool:
         return self.anchor == "behaviour"
 
@@ -96,8 +100,8 @@ class TrajectoryBalance(Objective):
             log_z=groups.needed("log_z_P") if self.log_z == "learned" else self.log_z,
             reference_power=groups.reference_power,
         )
-        log_ratio = (groups.logp_PK - groups.ref_logp_PK).detach().mean()  # to the reference, whatever the anchor is
-        return loss._replace(metrics={**loss.metrics, "log_ratio_mean": log_ratio})
+        metrics = {name: value for name, value in loss.metrics.items() if name != "log_ratio_mean"}
+        return loss._replace(metrics={**metrics, **groups.log_ratio_mean})  # to the reference, whatever the anchor is
 
     @model_validator(mode="after")
     def _schedules_of_temperatures_apply(self) -> Self:

@@ -35,7 +35,8 @@ class Searcher:
         stream: PromptStream,
         task: Task,
         generator: Generator,
-        scorer: ReferenceScorer,
+        scorer: ReferenceScorer | None,
+        reference: Version,
         log: TrajectoryLog,
         versions: VersionStore,
         lease: Lease,
@@ -45,7 +46,13 @@ class Searcher:
         self.lag, self.first_version = config.sync.lag, config.start.sync
         self.progress = Progress(lease)
         self.assembly = ShardAssembly(
-            index, config.search, task=task, generator=generator, scorer=scorer, progress=self.progress
+            index,
+            config.search,
+            task=task,
+            generator=generator,
+            scorer=scorer,
+            reference=reference,
+            progress=self.progress,
         )
         self.adoption = VersionAdoption(
             index,

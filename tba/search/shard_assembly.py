@@ -10,11 +10,12 @@ from tba.search.open_rounds import Group
 from tba.search.progress import Progress
 from tba.search.scoring import Scoring
 from tba.search.values import Steps
-from tba.types import Prompt, Response, Reward, Trajectory
+from tba.types import Prompt, Response, Reward, Trajectory, Version
 
 
 class ShardAssembly:
-    """Adds rewards, reference log-probabilities and the values of reasoning steps to the responses of a searcher."""
+    """Adds rewards, reference log-probabilities and the values of reasoning steps to the responses of a searcher.
+    Without a scorer there are no reference log-probabilities. `reference` is the version of the reference."""
 
     def __init__(
         self,
@@ -23,19 +24,20 @@ class ShardAssembly:
         *,
         task: Task,
         generator: Generator,
-        scorer: ReferenceScorer,
+        scorer: ReferenceScorer | None,
+        reference: Version,
         progress: Progress,
     ):
         values.check_can_value(task, config)
         self.searcher, self.config = searcher, config
         self.scoring = Scoring(task, remember=config.remembered_rewards)
-        self.generator, self.scorer, self.progress = generator, scorer, progress
+        self.generator, self.scorer, self.reference, self.progress = generator, scorer, reference, progress
 
     def trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
         """Return the trajectories of whole groups, group after group and slot after slot."""
         prompts, responses = [group.prompt for group in groups], [group.responses for group in groups]
         with self.progress.timed("score"):
-            ref_logps = self.scorer.token_logps(prompts, responses, temperature=self.config.temperature)
+            ref_logps = self._ref_logps(prompts, responses)
             scored = self.scoring.rewards(prompts, responses)
         steps = self._values(prompts, responses, scored)
         now = datetime.now(UTC)
@@ -44,6 +46,14 @@ class ShardAssembly:
             for group, of_group, rewards, of_steps in zip(groups, ref_logps, scored, steps, strict=True)
             for slot, of_row, reward, divided in zip(group.slots, of_group, rewards, of_steps, strict=True)
         ]
+
+    def _ref_logps(
+        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]
+    ) -> Sequence[Sequence[tuple[float, ...] | None]]:
+        """Return the reference log-probabilities of each response, or None for each response without a scorer."""
+        if self.scorer is None:
+            return [[None] * len(group) for group in responses]
+        return self.scorer.token_logps(prompts, responses, temperature=self.config.temperature)
 
     def _values(
         self,
@@ -68,7 +78,7 @@ class ShardAssembly:
         self,
         group: Group,
         slot: int,
-        ref_logps: tuple[float, ...],
+        ref_logps: tuple[float, ...] | None,
         reward: Reward,
         steps: Steps | None,
         now: datetime,
@@ -87,11 +97,11 @@ class ShardAssembly:
             prompt_tokens=prompt.tokens,
             response_tokens=response.tokens,
             behaviour_logps=response.logps,
-            ref_logps=turns.own(ref_logps, response.loss_mask),
+            ref_logps=None if ref_logps is None else turns.own(ref_logps, response.loss_mask),
             loss_mask=response.loss_mask,
             step_ends=steps.ends if steps else None,
             step_values=steps.values if steps else None,
-            reference_version=self.scorer.version,
+            reference_version=self.reference,
             reward=reward.value,
             reward_parts=reward.parts,
             finished=response.finished,

@@ -40,12 +40,12 @@ def share_of(batch: Batch, computed: Sequence[int], ranks: Ranks) -> Share:
 
 def outcomes_without_gradient(batch: Batch, computed: Sequence[int], *, moved: bool) -> list[Outcome]:
     """Return the outcomes of the rows of all other groups: their advantage is 0, and what the policy would say of them
-    is unknown. So is the reference, if it has `moved` away from what is stored."""
-    k, ref_logps = batch.responses_per_prompt, batch.ref_logp_B.tolist()
+    is unknown. So is what the reference would say, if nothing is stored or if it has `moved` away from it."""
+    k, ref_logps = batch.responses_per_prompt, None if batch.ref_logp_B is None else batch.ref_logp_B.tolist()
     return [
         Outcome(
             slot=group, position=j, advantage=0.0, residual=None, log_z=None, logp=None,
-            ref_logp=None if moved else ref_logps[group * k + j],
+            ref_logp=None if moved or ref_logps is None else ref_logps[group * k + j],
         )
         for group in sorted(set(range(batch.groups)) - set(computed))
         for j in range(k)
@@ -63,7 +63,8 @@ def _rewards(batch: Batch) -> Tensor:
 
 def outcomes_of(slots: Sequence[int], groups: Groups, loss: Loss) -> list[Outcome]:
     """Return the outcomes of the rows of some groups, which are in these slots of the batch."""
-    logp, ref, advantage = (it.tolist() for it in (groups.logp_PK.detach(), groups.ref_logp_PK, loss.advantage_PK))
+    logp, advantage = groups.logp_PK.tolist(), loss.advantage_PK.tolist()
+    ref = groups.ref_logp_PK.tolist() if groups.ref_logp_PK is not None else [[None] * len(row) for row in logp]
     residual = loss.residual_PK.tolist() if loss.residual_PK is not None else [[None] * len(row) for row in logp]
     log_z = loss.log_z_P.tolist() if loss.log_z_P is not None else [None] * len(logp)
     return [

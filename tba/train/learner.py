@@ -98,6 +98,7 @@ class Learner:
             include_eos=self.objective.include_eos,
             by_token=self.objective.needs_tokens,
             by_step=self.objective.needs_values,
+            needs_reference=self.objective.needs_reference,
             device=self.policy.device,
         )
 
@@ -266,7 +267,7 @@ def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch, max_tokens: int | N
         logp_PKT=grouped(logp_BT),
         mask_PKT=grouped(part.response_mask_BT),
         reward_PK=grouped(part.reward_B),
-        ref_logp_PK=grouped(part.ref_logp_B),
+        ref_logp_PK=None if part.ref_logp_B is None else grouped(part.ref_logp_B),
         ref_logp_PKT=None if part.ref_logp_BT is None else grouped(part.ref_logp_BT),
         behaviour_logp_PKT=None if part.behaviour_logp_BT is None else grouped(part.behaviour_logp_BT),
         step_value_PKT=None if part.step_value_BT is None else grouped(part.step_value_BT),

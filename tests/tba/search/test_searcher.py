@@ -39,6 +39,7 @@ def searcher(
         task=fakes.Task(),
         generator=generator,
         scorer=fakes.Scorer(),
+        reference=V0,
         log=log,
         versions=versions,
         lease=fakes.Lease(stop_when=lambda: len(log.shards) >= stored + rounds),
@@ -57,7 +58,7 @@ def test_a_round_becomes_one_shard_of_scored_trajectories():
     assert len({t.group_id for t in shard}) == 3
     assert all(t.version_start == V0 and t.reference_version == V0 and t.searcher == 2 for t in shard)
     assert {t.reward for t in shard} == {0.0, 1.0}
-    assert all(len(t.response_tokens) == len(t.behaviour_logps) == len(t.ref_logps) for t in shard)
+    assert all(len(t.response_tokens) == len(t.behaviour_logps) == len(t.ref_logps or ()) for t in shard)
 
 
 def test_the_newest_version_is_adopted_once_at_the_next_round():

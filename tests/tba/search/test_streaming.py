@@ -66,6 +66,7 @@ def search(
         task=fakes.Task(),
         generator=generator or Slow({}),
         scorer=scorer or fakes.Scorer(),
+        reference=V0,
         log=log,
         versions=versions,
         lease=fakes.Lease(stop_when=lambda: len(log.shards) >= shards),

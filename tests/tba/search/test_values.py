@@ -173,6 +173,7 @@ def search(
         task=task,
         generator=generator,
         scorer=Scorer(),
+        reference=V0,
         log=log,
         versions=versions,
         lease=fakes.Lease(stop_when=lambda: len(log.shards) >= rounds),
@@ -293,8 +294,8 @@ def test_a_task_that_answers_back_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"search\.value_samples must be 0 for task 'echo', which answers back"):
         Searcher(
             0, searcher_config(value_samples=9), stream=PromptStream([], seed=7, searcher=0, searchers=1,
-            shuffle=True), task=Echo(), generator=fakes.Generator(), scorer=fakes.Scorer(), log=fakes.Log(),
-            versions=fakes.Versions(V0), lease=fakes.Lease(), events=fakes.Events(),
+            shuffle=True), task=Echo(), generator=fakes.Generator(), scorer=fakes.Scorer(),
+            reference=V0, log=fakes.Log(), versions=fakes.Versions(V0), lease=fakes.Lease(), events=fakes.Events(),
         )  # fmt: skip
 
 

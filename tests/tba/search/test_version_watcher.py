@@ -127,6 +127,7 @@ def searcher(
         task=fakes.Task(),
         generator=generator,
         scorer=fakes.Scorer(),
+        reference=V0,
         log=log,
         versions=versions,
         lease=fakes.Lease(stop_when=lambda: stop_when(role, log)),
