@@ -240,12 +240,13 @@ class Importer:
 
         scoring = Scoring(self.task)
         ref_logps: list[tuple[float, ...] | None] = []
-        stores = self.config.stores_reference_logps
+        stores, temperature = self.config.stores_reference_logps, self.config.search.temperature
         rewards: list[Reward] = []
         with bar(f"scoring {name}") as tell:
             for start in range(0, len(rows), _AT_A_TIME):
                 some = rows[start : start + _AT_A_TIME]
-                found = iter(self._ref_logps([it for it in some if stores or not it.response.logps]))
+                unknown = [it for it in some if stores or not it.response.logps]
+                found = iter(_ref_logps(self.scorer, unknown, temperature=temperature))
                 ref_logps += [next(found) if stores or not it.response.logps else None for it in some]
                 asked = [it for it in some if it.reward is None]
                 given = iter(scoring.rewards([it.prompt for it in asked], [[it.response] for it in asked]))
@@ -253,12 +254,15 @@ class Importer:
                 tell(len(rewards), len(rows))
         return ref_logps, rewards
 
-    def _ref_logps(self, rows: Sequence[Read]) -> list[tuple[float, ...]]:
-        """Return the log-probabilities of rows, which are sorted by prompt, under the reference."""
-        groups = _by_prompt(rows)
-        prompts, responses = [group[0].prompt for group in groups], [[it.response for it in g] for g in groups]
-        found = self.scorer.token_logps(prompts, responses, temperature=self.config.search.temperature)
-        return [logps for group in found for logps in group]
+
+def _ref_logps(scorer: Any, rows: Sequence[Read], *, temperature: float) -> list[tuple[float, ...]]:
+    """Return the log-probabilities of rows, which are sorted by prompt, under the reference."""
+    if not rows:
+        return []
+    groups = _by_prompt(rows)
+    prompts, responses = [group[0].prompt for group in groups], [[it.response for it in g] for g in groups]
+    found = scorer.token_logps(prompts, responses, temperature=temperature)
+    return [logps for group in found for logps in group]
 
 
 def _by_prompt(rows: Iterable[Read]) -> list[list[Read]]:

@@ -73,8 +73,7 @@ class Learner:
             self.auxiliary.restore(state.auxiliary)
 
     def state(self, *, step: int, sync: int) -> TrainingState:
-        """Return everything that a checkpoint after this step keeps, except the policy's weights and the prompt
-        queues."""
+        """Return what a checkpoint after this step keeps besides the policy's weights and the prompt queues."""
         return TrainingState(
             step=step,
             sync=sync,

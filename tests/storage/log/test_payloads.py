@@ -140,6 +140,15 @@ def test_a_mask_is_handed_over_only_where_a_row_has_one(run: Run):
 
 
 @on_disk
+def test_logps_of_the_reference_are_handed_over_only_where_all_rows_have_them(run: Run):
+    stored, unknown = admit(run, [[make_trajectory()], [make_trajectory(round=1, ref_logps=None)]])
+    assert rows_in(make_payloads(run).fetch([(stored, 0)]).ref_logps) == [(-0.25, -0.25, -0.25)]
+    for places in ([(unknown, 0)], [(stored, 0), (unknown, 0)]):
+        fetched = make_payloads(run).fetch(places)
+        assert fetched.ref_logps is None and len(fetched) == len(places)
+
+
+@on_disk
 def test_values_of_steps_are_handed_over_where_they_are_asked_for_and_none_where_none_are_stored(run: Run):
     divided = make_trajectory(slot=1, tokens=(5, 6, 7), step_ends=(1, 3), step_values=(0.25, -0.5))
     [shard] = admit(run, [[make_trajectory(slot=0), divided]])

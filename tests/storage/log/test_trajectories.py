@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import layout
+from storage.log.compactions import PAYLOAD
 from storage.log.schema import encode, to_table
-from storage.log.shard_checks import read_shard
+from storage.log.shard_checks import check_compacted, read_shard
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from tba.errors import Damaged, DataError, Superseded
@@ -67,6 +68,9 @@ FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
     "another type": (lambda: with_column("reward", ["1"] * 3, pa.string()), "'reward' is string, not double"),
     "a missing value": (lambda: with_column("reward", [1.0, None, 0.0]), "'reward' has missing values"),
     "a missing token": (lambda: with_column("ref_logps", [[None] * 4] * 3), "'ref_logps' has missing values"),
+    "logps of a reference for some rows": (
+        lambda: with_column("ref_logps", [*LISTS[1:], None]), "'ref_logps' has missing values"
+    ),
     "other row numbers": (lambda: with_column("trajectory_id", ["0/0/1", "0/0/0", "0/0/2"]), "not numbered from 0/0/0"),
     "another searcher in a row": (lambda: with_column("searcher", [0, 0, 1]), "'searcher' is not 0"),
     "rows of another schema": (lambda: with_column("schema_version", [1, 2, 1]), "'schema_version' is not 1"),
@@ -256,6 +260,36 @@ def test_nothing_and_strangers_cannot_be_appended(run: Run):
         Trajectories(run).append(0, 0, [])
     with pytest.raises(ValueError, match="a trajectory of searcher 4"):
         Trajectories(run).append(0, 0, [make_trajectory(searcher=4)])
+
+
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+def test_logps_of_a_reference_are_stored_for_all_rows_of_a_shard_or_for_none(run: Run):
+    rows = [make_trajectory(slot=slot, ref_logps=None) for slot in range(2)]
+    key = Trajectories(run).append(0, 0, rows)
+    assert [it.ref_logps for it in from_table(read_shard(run.name, key, run.store.read(key)))] == [None, None]
+    with pytest.raises(DataError, match=r"seq=00000001.*column 'ref_logps' has missing values"):
+        Trajectories(run).append(0, 1, [rows[0], make_trajectory(slot=1)])
+
+
+def test_logps_of_a_reference_lack_in_all_rows_of_a_compacted_shard_or_in_those_that_lost_their_payload():
+    unknown = make_shard({"a": [0.0, 1.0], "b": [0.5]}, ref_logps=None)
+    lost, kept = (given_up(to_table(it, run="first", searcher=0, seq=0)) for it in (unknown, SHARD))
+    check_compacted(lost, KEY, given_up=1)
+    check_compacted(kept, KEY, given_up=1)
+    with pytest.raises(Damaged, match=rf"{KEY}: it has rows with only some of .*ref_logps"):
+        check_compacted(with_values(kept, "ref_logps", [None, None, [0.0] * 4]), KEY, given_up=1)
+
+
+def given_up(table: pa.Table) -> pa.Table:
+    """Return the rows of a shard, the first without its payload."""
+    for name in PAYLOAD:
+        table = with_values(table, name, [None, *table[name].to_pylist()[1:]])
+    return table
+
+
+def with_values(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
+    field = table.schema.field(name)
+    return table.set_column(table.column_names.index(name), field, pa.array(values, field.type))
 
 
 @pytest.mark.parametrize("root", ["local"], indirect=True)
