@@ -440,8 +440,9 @@ def test_a_share_is_the_batchs_own_rows(groups):
                 assert torch.equal(getattr(part, name)[n * K + j], getattr(batch, name)[group * K + j])
 
 
-def test_a_batch_comes_through_a_pipe_as_it_was():
-    batch = replace(batch_at(1), reference_power=0.3)
+@pytest.mark.parametrize("without", [{}, {"ref_logp_B": None, "ref_logp_BT": None}], ids=["all", "no reference"])
+def test_a_batch_comes_through_a_pipe_as_it_was(without: dict[str, None]):
+    batch = replace(batch_at(1), reference_power=0.3, **without)
     values, numbers = batch_values(batch)
     found = batch_of(values, numbers, torch.device("cpu"))
     for name in Batch.__dataclass_fields__:
