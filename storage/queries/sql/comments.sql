@@ -406,7 +406,7 @@ effective_share: share of the draws that would count if they were importance-wei
 
 comment on macro table from_reference is 'How far the policy had moved from the reference, by version. It compares the log-probability of each response under the version that generated it with that under the reference, at the sampling temperature.
 responses: number of responses that it is estimated from
-left_out: number of responses whose log-probabilities were given up
+left_out: number of responses whose log-probabilities were given up or never computed
 kl: KL divergence in nats per response; unbiased if top_p cut nothing and nothing is left out
 kl_error: standard error of kl
 kl_per_token: the same in nats per token';

@@ -14,6 +14,8 @@ from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
 from flows.commands import audit, fork
 from flows.commands.compact import compact_run
+from flows.pages.markdown import markdown
+from flows.pages.report import comparison
 from flows.pages.report.page import write
 from flows.planning import create
 from flows.planning.describe import describe
@@ -26,6 +28,7 @@ from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import ConfigError
 from tba.models.policy import PolicyScorer
+from tba.presets import PRESETS, preset
 from tests.support.flows.live_roles import STEPS, broken_off, live, rows, run_all, settings
 from tests.support.flows.site import serve
 from tests.support.waiting import until
@@ -103,6 +106,14 @@ def test_the_reference_is_neither_loaded_nor_stored_and_weights_are_those_of_a_r
         assert check(run).problems == []
 
 
+def test_presets_compute_what_is_needed_and_runs_that_were_stored_without_the_setting_everything(finished: Run):
+    plain = parse(finished.config).to_dict()
+    assert plain["search"].pop("reference_logps") == "needed"
+    assert parse(plain).search.reference_logps == "always" and parse(plain).stores_reference_logps
+    assert not parse(finished.config).stores_reference_logps
+    assert {preset(name).search.reference_logps for name in PRESETS} == {"needed"}
+
+
 def test_views_macros_the_report_and_pages_show_unknown(finished: Run, tmp_path: Path):
     assert rows(finished, UNKNOWN) == [(True, 0, True)]
     assert rows(finished, "select count(*) > 0, count(ref_logp), count(advantage) > 0 from draws") == [(True, 0, True)]
@@ -118,6 +129,9 @@ def test_views_macros_the_report_and_pages_show_unknown(finished: Run, tmp_path:
         for path in ("/", "/steps", f"/step/{STEPS}", "/trajectories", f"/trajectory/{trajectory}"):
             assert site.ask(path)[0] == 200, path
         assert "policy minus reference" not in site.ask(f"/trajectory/{trajectory}")[2]
+    copy = broken_off(finished, tmp_path, after_checkpoint=99, keep_records=99)
+    assert "<h2" in comparison.write([finished, copy], str(tmp_path / "both.html")).read_text()
+    assert str(STEPS) in markdown(finished)
     assert describe(parse(finished.config)).count("which the objective does not need") == 1
 
 
