@@ -56,6 +56,7 @@ def make(
         "training__prompts_per_step": len(rows) // K,
         "training__responses_per_prompt": K,
         "training__groups_per_micro_batch": None,
+        "training__computed_rows": "all",
         "search__responses_per_prompt": K,
         "search__initial_fill": 100,
         "search__temperature": 0.7,
