@@ -181,8 +181,8 @@ class Outcome:
     # If the step was skipped, each of the numbers below that is not finite is stored as None.
     advantage: float | None
     residual: float | None  # None if the objective has no residual
-    log_z: float | None  # None if the objective has no log Z
-    logp: float | None
+    log_z: float | None  # None if the objective has no log Z, or if the step did not compute the row
+    logp: float | None  # None if the step did not compute the row
     ref_logp: float | None  # None if log-probabilities under the reference are not stored
 
 

@@ -87,7 +87,7 @@ def _version(it: Example) -> str:
 
 
 def _cells(pair: Pair) -> list[str]:
-    """Return what `_HEADER` names, each as one line. What there is not is empty."""
+    """Return what `_HEADER` names, each as one line. Missing values are empty texts."""
     responses = [(_line(it.response) or "(empty)", written(it.reward)) if it else ("", "") for it in pair]
     return [_line(_OPENING.sub("", pair.before.prompt)), _line(pair.before.answer), *responses[0], *responses[1]]
 

@@ -127,9 +127,9 @@ def lowers(config: Config, model: Model | None) -> bool:
     """Return True if matrices are multiplied in bfloat16 although the weights are in float32. Unless `model.device` is
     `cpu`, a GPU is assumed."""
     device = "cpu" if config.model.device == "cpu" else "cuda"
-    chosen = compute_dtype.choose(
-        config.training.compute_dtype, device=device, parameters=model.parameters if model else 0
-    )
+    unknown = compute_dtype.LEAST_PARAMETERS if config.model.path else 0  # a model that cannot be found is not tiny
+    parameters = model.parameters if model else unknown
+    chosen = compute_dtype.choose(config.training.compute_dtype, device=device, parameters=parameters)
     return config.model.dtype == "float32" and chosen.name == "bfloat16"
 
 

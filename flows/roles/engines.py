@@ -1,7 +1,7 @@
 """Choose what generates responses on this machine: vLLM if it is installed and suits the settings, else transformers.
 Neither is imported before it is chosen."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -41,16 +41,21 @@ class Sampling(NamedTuple):
 
 
 def open_generator(
-    config: Config, events: Events, sampling: Sampling, parameters: int, adapter: "Adapter | None" = None
+    config: Config,
+    events: Events,
+    sampling: Sampling,
+    parameters: Callable[[], int],
+    adapter: "Adapter | None" = None,
 ) -> Generator:
-    """Return the generator that suits the settings, this machine, and a model with this number of parameters. The
-    generator has no weights before it adopts a version. With `adapter`, all versions are adapters for the base model of
-    this adapter."""
+    """Return the generator that suits the settings, this machine and the size of the model. `parameters` returns this
+    size; it is called only on a CPU, because it may have to download the model. The generator has no weights before it
+    adopts a version. With `adapter`, all versions are adapters for the base model of this adapter."""
     from tba.models.pretrained import resolve_device
 
     device = resolve_device(config.model.device).type
     installed = find_spec("vllm") is not None
-    engine = choose(config, sampling, device=device, installed=installed, parameters=parameters)
+    size = parameters() if installed and device == "cpu" and config.engine.name == "auto" else 0
+    engine = choose(config, sampling, device=device, installed=installed, parameters=size)
     events.write("engine-chosen", f"responses come from {engine.name}: {engine.why}", engine=engine.name)
     if isinstance(config.engine, CustomEngine):
         return load_class("engine.name", config.engine.name)(config, adapter)

@@ -25,7 +25,8 @@ def threads_of(config: Config) -> int:
     evaluator, which is idle most of the time."""
     if config.model.threads != "shared":
         return config.model.threads
-    return max(1, len(os.sched_getaffinity(0)) // (1 + config.search.searchers))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // (config.training.ranks + config.search.searchers))
 
 
 def use_threads(config: Config) -> None:

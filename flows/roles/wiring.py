@@ -55,16 +55,16 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
     adapter = find_adapter(run, config, lease.tell)
-    folder = versions.load(reference)
-    size = _parameters(adapter.base if adapter else folder)
+    size = partial(_parameters, versions, reference, adapter)
     with closing(open_generator(config, events, search_sampling(config), size, adapter)) as generator:
+        stores = config.stores_reference_logps
         searcher = Searcher(
             index,
             config,
             stream=stream_of_prompts(config, read_prompts(run, "train"), index),
             task=task,
             generator=generator,
-            scorer=_scorer(config, adapter, folder, reference) if config.stores_reference_logps else None,
+            scorer=_scorer(config, adapter, versions.load(reference), reference) if stores else None,
             reference=reference,
             log=Trajectories(run),
             versions=versions,
@@ -128,15 +128,14 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     adapter = find_adapter(run, config, lease.tell)
     needs_reference = isinstance(task, Measures) and task.needs_reference
     sampling = evaluation_sampling(config, reads_logps=needs_reference)
-    scorer, folder = partial(_scorer, config, adapter), versions.load(reference)
-    size = _parameters(adapter.base if adapter else folder)
+    scorer, size = partial(_scorer, config, adapter), partial(_parameters, versions, reference, adapter)
     with closing(open_generator(config, events, sampling, size, adapter)) as generator:
         evaluator = Evaluator(
             config,
             prompts=read_prompts(run, "test")[: config.evaluation.prompts],
             task=task,
             generator=generator,
-            reference=scorer(folder, reference) if needs_reference else None,
+            reference=scorer(versions.load(reference), reference) if needs_reference else None,
             trainers_scorer=None if isinstance(generator, TransformersGenerator) else scorer,
             versions=versions,
             evaluations=Evaluations(run),
@@ -179,8 +178,9 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
             task.load(lambda setting, place: model_at(setting, place, run, config, tell))
 
 
-def _parameters(folder: Path) -> int:
-    """Return the number of parameters that are stored in a Hugging Face folder."""
+def _parameters(versions: Versions, reference: Version, adapter: Adapter | None) -> int:
+    """Return the number of parameters of the policy, without those of adapters."""
+    folder = adapter.base if adapter else versions.load(reference)
     return sum(sum(sizes_of(file).values()) for file in weight_files(folder))
 
 

@@ -197,7 +197,7 @@ def groups_at(batch: Batch, groups: Sequence[int]) -> Batch:
 
 
 def first_equal_rows(batch: Batch) -> list[int]:
-    """Return, for each row, the index of the first row with the same tokens, of which the same tokens count."""
+    """Return, for each row, the index of the first row with the same tokens and the same mask."""
     first: dict[tuple[int, bytes, bytes], int] = {}
     tokens_BT, mask_BT = batch.tokens_BT.cpu().numpy(), batch.response_mask_BT.cpu().numpy()
     keys = ((n, tokens_BT[row].tobytes(), mask_BT[row].tobytes()) for row, n in enumerate(batch.lengths))

@@ -49,8 +49,9 @@ class ModelConfig:
     """Device of every role: `auto`, `cpu` or `cuda`. `auto` uses a GPU if there is one. The supervisor divides the
     GPUs among the roles, and each role sees only its own, so `cuda:0` is the first GPU of that role."""
     threads: Count | Literal["shared"] = 1
-    """CPU threads of each role. `shared` divides the cores of the machine among the trainer and the searchers, at least
-    one each: right where all roles compute on one CPU. 0 leaves the number to torch."""
+    """CPU threads of each role. `shared` divides the cores of the machine among the ranks of the trainer and the
+    searchers, at least one each; use it if all roles compute on one CPU. The last digits of a step depend on the number
+    of threads. 0 leaves the number to torch."""
     lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
     """Rank of the low-rank adapters (LoRA) that are trained and published in place of the weights. A higher rank can
     learn more and takes more memory. 0 trains all weights."""

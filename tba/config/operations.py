@@ -81,8 +81,8 @@ class AlarmsConfig:
     all responses. Such groups teach the policy nothing but to stay close to the reference. Higher values raise the
     alarm more rarely; 0 switches it off."""
     log_ratio: Annotated[float, Field(ge=0, le=1e6)] = 5.0
-    """Raise an alarm if the absolute difference between log pi and log pi_ref, summed over the responses of a step and
-    divided by their number of tokens, is above this many nats. The policy is then far from the reference.
+    """Raise an alarm if the absolute difference between log pi and log pi_ref, summed over the responses that a step
+    computes and divided by their number of tokens, is above this many nats. The policy is then far from the reference.
     Never raised where log pi_ref is not computed (`search.reference_logps`)."""
     mismatch: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Raise an alarm if the engine's and the trainer's log-probabilities of whole greedy responses differ by more than

@@ -113,9 +113,9 @@ class SearchConfig:
     the data, as the code of the paper does."""
     reference_logps: Literal["always", "needed"] = "always"
     """When searchers compute and store the log-probability of each response token under the reference. `always`: in
-    every run. `needed`, which all presets use: only if the gradients of the objective depend on it. Searchers of other
-    runs do not load the reference, `log_ratio_mean` and `ref_logp` are unknown there, and a fork cannot change to an
-    objective that needs the reference. A run that was stored without this setting always stores them."""
+    every run. `needed`, which all presets use: only if the gradients of the objective depend on it. Otherwise searchers
+    do not load the reference, `log_ratio_mean` and `ref_logp` are unknown, and a fork cannot change to an objective
+    that needs the reference. A run that was stored without this setting always stores them."""
     remembered_rewards: Count = 0
     """Number of distinct responses whose rewards a searcher remembers instead of computing them again. Use it for tasks
     whose rewards are slow and always the same for the same response. 0 remembers none."""

@@ -37,12 +37,13 @@ class TrainingConfig:
     """Number format of matrix products in the trainer when `model.dtype` is float32. With bfloat16, the weights,
     gradients, optimizer state, log-softmax and sums stay in float32. `auto`, which all presets use, means bfloat16 on a
     GPU, and on a CPU that multiplies bfloat16 (AVX512_BF16, AMX) for models of at least 2 million parameters; otherwise
-    float32. `bfloat16-on-gpu` means float32 on every CPU: it is what `auto` meant in older runs. A run that was stored
+    float32. So steps can be repeated exactly only on CPUs for which the choice is the same. `bfloat16-on-gpu` means
+    float32 on every CPU: it is what `auto` meant in older runs. A run that was stored
     without this setting uses float32. With a `model.dtype` of bfloat16 this setting has no effect."""
     computed_rows: Literal["all", "needed"] = "all"
     """Rows of a batch that the trainer computes. `all`: each row. `needed`, which all presets use: equal rows of a
-    micro-batch are computed once, and groups whose gradient is exactly 0 are not computed, such as groups with equal
-    rewards under an objective without a KL penalty. The gradients are the same up to rounding. The ledger has no
+    micro-batch are computed once, and groups whose gradient is 0 up to rounding are not computed, such as groups with
+    equal rewards under an objective without a KL penalty. The gradients are the same up to rounding. The ledger has no
     `logp` for rows that were not computed, and means such as `log_ratio_mean` leave them out. A run that was stored
     without this setting computes all rows."""
     checkpoint_activations: bool = False

@@ -7,7 +7,7 @@ not know `training.computed_rows` computed in float32 on every CPU if `training.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from tba.config.kinds import DEFAULTS, kind_of, means
 
@@ -33,9 +33,15 @@ def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(values := result.get(section), Mapping):
             result[section] = _upgraded(section, {"name": DEFAULTS[section], **values})
     training = result.get("training")
-    if isinstance(training, Mapping) and training.get("compute_dtype") == "auto" and "computed_rows" not in training:
+    if _is_of_older_run(training) and training["compute_dtype"] == "auto":
         result["training"] = {**training, "compute_dtype": "bfloat16-on-gpu"}
     return result
+
+
+def _is_of_older_run(training: Any) -> TypeGuard[Mapping[str, Any]]:
+    """True if these settings are those of a stored run, which are complete but for settings that are newer."""
+    known = training.keys() if isinstance(training, Mapping) else ()
+    return "steps" in known and "compute_dtype" in known and "computed_rows" not in known
 
 
 def _upgraded(section: str, values: Mapping[str, Any]) -> dict[str, Any]:

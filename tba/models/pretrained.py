@@ -3,6 +3,7 @@ safetensors only."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from tba.errors import ConfigError, Damaged, RunFailed, TBAError
 from tba.models import compute_dtype
 from tba.models.file_checks import why_damaged
 from tba.models.folder import why_no_policy
+
+_loading = Lock()
+"""Held while transformers loads a model. It replaces methods of its classes meanwhile: if two threads load at once, a
+replaced method can stay, and all later loads of models with tied weights fail."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -58,7 +63,8 @@ def load(
             raise ValueError(why)
         weights |= attention_of(config)
         tokenizer = _tokenizer(tokenizer_path or path, **options)
-        model, found = kind.from_pretrained(path, ignore_mismatched_sizes=True, **weights, **options)
+        with _loading:
+            model, found = kind.from_pretrained(path, ignore_mismatched_sizes=True, **weights, **options)
         for name, stored, wanted in sorted(found["mismatched_keys"]):  # transformers' error lacks the names
             raise ValueError(f"{name} has the shape {tuple(stored)}, but config.json says {tuple(wanted)}")
         missing = sorted(name for name in found["missing_keys"] if not name.startswith(may_lack))

@@ -64,6 +64,11 @@ class Objective(ABC):
         return torch.zeros_like(equal_P)
 
     @property
+    def has_residuals(self) -> bool:
+        """True if the loss has a residual for each response. The residual is 0 where `has_no_gradient` is true."""
+        return False
+
+    @property
     def needs_tokens(self) -> bool:
         """True if the loss needs the log-probability of each token under the policy that sampled the response, and also
         under the reference if `needs_reference`."""

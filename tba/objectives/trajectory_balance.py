@@ -67,6 +67,10 @@ class TrajectoryBalance(Objective):
     def needs_tokens(self) -> bool:
         return self.anchor == "behaviour"
 
+    @property
+    def has_residuals(self) -> bool:
+        return True
+
     def has_no_gradient(self, reward_PK: Tensor, equal_P: Tensor) -> Tensor:
         """Return [P]: true for groups of equal responses with equal rewards, whose residuals are all equal to their
         mean, 0. This does not hold for a learned log Z, nor if the responses were sampled by different policies and the

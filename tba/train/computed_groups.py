@@ -16,7 +16,7 @@ from tba.distributed.ranks import Ranks, Share
 from tba.objectives import Groups, Loss
 from tba.objectives.groups import equal_rewards
 from tba.objectives.objective import Objective
-from tba.types import Outcome
+from tba.types import Metrics, Outcome
 
 
 def groups_to_compute(batch: Batch, objective: Objective, training: TrainingConfig) -> Sequence[int]:
@@ -38,23 +38,29 @@ def share_of(batch: Batch, computed: Sequence[int], ranks: Ranks) -> Share:
     return share._replace(slots=[computed[it] for it in share.slots])
 
 
-def outcomes_without_gradient(batch: Batch, computed: Sequence[int], *, moved: bool) -> list[Outcome]:
-    """Return the outcomes of the rows of all other groups: their advantage is 0, and what the policy would say of them
-    is unknown. So is what the reference would say, if nothing is stored or if it has `moved` away from it."""
-    k, ref_logps = batch.responses_per_prompt, None if batch.ref_logp_B is None else batch.ref_logp_B.tolist()
+def outcomes_without_gradient(
+    batch: Batch, computed: Sequence[int], objective: Objective, reference_moved: bool
+) -> list[Outcome]:
+    """Return the outcomes of the rows of all other groups. Advantages and residuals are 0, and `logp` is None.
+    `ref_logp` is None if none is stored, or if the reference has moved away from it."""
+    k, residual = batch.responses_per_prompt, 0.0 if objective.has_residuals else None
+    ref_logps = None if batch.ref_logp_B is None or reference_moved else batch.ref_logp_B.tolist()
     return [
         Outcome(
-            slot=group, position=j, advantage=0.0, residual=None, log_z=None, logp=None,
-            ref_logp=None if moved or ref_logps is None else ref_logps[group * k + j],
+            slot=group, position=j, advantage=0.0, residual=residual, log_z=None, logp=None,
+            ref_logp=None if ref_logps is None else ref_logps[group * k + j],
         )
         for group in sorted(set(range(batch.groups)) - set(computed))
         for j in range(k)
     ]  # fmt: skip
 
 
-def share_of_equal_rewards(batch: Batch) -> float:
-    """Return the metric `equal_rewards` of a batch, computed or not."""
-    return float(equal_rewards(_rewards(batch)))
+def metrics_of_batch(batch: Batch, computed: Sequence[int]) -> Metrics:
+    """Return the metric `equal_rewards` of the whole batch, and `computed_tokens`: the number of counted tokens in the
+    groups that are computed."""
+    tokens_P = batch.response_mask_BT.sum(dim=1).unflatten(0, (-1, batch.responses_per_prompt)).sum(dim=1)
+    tokens = sum(tokens_P[group] for group in computed)
+    return {"equal_rewards": float(equal_rewards(_rewards(batch))), "computed_tokens": float(tokens)}
 
 
 def _rewards(batch: Batch) -> Tensor:

@@ -24,10 +24,10 @@ from tba.objectives import Estimates, Groups, joined
 from tba.train.auxiliary_models import LogZ, ValueModel, make_auxiliary_model
 from tba.train.computed_groups import (
     groups_to_compute,
+    metrics_of_batch,
     outcomes_of,
     outcomes_without_gradient,
     share_of,
-    share_of_equal_rewards,
 )
 from tba.train.micro_batches import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
 from tba.train.moving_reference import MovingReference
@@ -167,9 +167,9 @@ class Learner:
         of_batch = estimates.metrics if estimates else {}
         metrics = self.ranks.total(metrics) | {name: float(value) for name, value in of_batch.items()}
         if len(computed) < batch.groups:
-            metrics["equal_rewards"] = share_of_equal_rewards(batch)
+            metrics |= metrics_of_batch(batch, computed)
             if self.ranks.rank == 0:
-                outcomes += outcomes_without_gradient(batch, computed, moved=self.reference is not None)
+                outcomes += outcomes_without_gradient(batch, computed, self.objective, self.reference is not None)
         return sorted(outcomes, key=lambda it: (it.slot, it.position)), metrics
 
     def _look_ahead(

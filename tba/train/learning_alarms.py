@@ -61,7 +61,7 @@ class LearningAlarms:
         )
 
     def _exploded(self, step: int, metrics: Metrics, outcomes: Sequence[Outcome]) -> Alarm | None:
-        tokens, most = metrics.get("tokens", 0.0), self.config.log_ratio
+        tokens, most = metrics.get("computed_tokens", metrics.get("tokens", 0.0)), self.config.log_ratio
         ratios = [abs(it.logp - it.ref_logp) for it in outcomes if it.logp is not None and it.ref_logp is not None]
         if not most or not tokens or sum(ratios) <= most * tokens:
             return None

@@ -108,9 +108,9 @@ comment on column draws.prompt_id is 'its prompt';
 comment on column draws.branch is 'recent or prioritised: the rule that chose it';
 comment on column draws.weight is 'probability that a single draw from the slot''s candidates gives this trajectory';
 comment on column draws.age is 'its age at this draw: steps taken so far, minus steps taken by version_start';
-comment on column draws.residual is 'its residual in the loss of that step; null if the objective has none';
-comment on column draws.log_z is 'log Z of its prompt, estimated from the slot''s rows or learned; null if the objective has none';
-comment on column draws.logp is 'log-probability of the response under the trainer''s policy at that step, at the sampling temperature';
+comment on column draws.residual is 'its residual in the loss of that step; null if the objective has none. 0 if the step did not compute the draw (training.computed_rows)';
+comment on column draws.log_z is 'log Z of its prompt, estimated from the slot''s rows or learned; null if the objective has none, or if the step did not compute the draw (training.computed_rows)';
+comment on column draws.logp is 'log-probability of the response under the trainer''s policy at that step, at the sampling temperature; null if the step did not compute the draw, because its gradient is 0 (training.computed_rows)';
 comment on column draws.ref_logp is 'log-probability of the response under the reference; null if the run does not compute it (search.reference_logps)';
 comment on column draws.advantage is 'how the step pushes its log-probability, before any importance ratio: up if positive, down if negative. For trajectory balance it is -beta x residual. Null in ledgers of 0.1.0';
 comment on column draws.sync is 'the sync that stores the step in the ledger';
@@ -130,9 +130,9 @@ comment on column steps.skipped is '1 if the loss or the gradient was not finite
 comment on column steps.clipped is '1 if the gradient was scaled down to training.clip_norm, 0 if not; null if clip_norm is 0 or nothing was updated';
 comment on column steps.lr is 'learning rate';
 comment on column steps.beta is 'beta: the temperature of the target';
-comment on column steps.log_z is 'mean log Z over the batch';
-comment on column steps.residual_abs is 'mean absolute residual';
-comment on column steps.log_ratio_mean is 'mean of log π − log π_ref over the responses drawn; null if log π_ref is not computed (search.reference_logps)';
+comment on column steps.log_z is 'mean log Z over the groups that the step computed';
+comment on column steps.residual_abs is 'mean absolute residual over the groups that the step computed';
+comment on column steps.log_ratio_mean is 'mean of log π − log π_ref over the responses that the step computed; null if log π_ref is not computed (search.reference_logps)';
 comment on column steps.reward_mean is 'mean reward of the batch';
 comment on column steps.age_mean is 'mean age of the batch, in steps';
 comment on column steps.age_max is 'largest age in the batch, in steps';
@@ -394,7 +394,7 @@ undrawn: number of the others that a step could have drawn, that no step drew, a
 lost_share: late and undrawn as a share of responses
 lost_tokens: response tokens of late and undrawn together';
 
-comment on macro table drift is 'How far the trainer''s policy had moved from the policies that generated what it drew. The drift of a response is its log-probability under the trainer''s policy minus that under the generating policy. Draws whose log-probabilities were given up are left out.
+comment on macro table drift is 'How far the trainer''s policy had moved from the policies that generated what it drew. The drift of a response is its log-probability under the trainer''s policy minus that under the generating policy. Draws whose log-probabilities were given up, and draws that their step did not compute, are left out.
 width: width of a range of ages, in steps (10)
 age_from: lowest age of the range
 draws: number of draws

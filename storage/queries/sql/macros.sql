@@ -300,7 +300,7 @@ with
   gaps as (
     select d.age // width * width as age_from, d.logp - list_sum(t.behaviour_logps)::double as gap, t.length
     from draws d join trajectories t using (trajectory_id)
-    where t.behaviour_logps is not null
+    where t.behaviour_logps is not null and d.logp is not null
   )
 select
   age_from, count(*) as draws, avg(gap) as drift_mean, avg(abs(gap)) as drift_abs, max(abs(gap)) as drift_max,

@@ -15,7 +15,7 @@ from tba.errors import ConfigError
 from tba.tasks.instructions import topics
 from tba.tasks.instructions.constraints import KINDS, Constraint, Draw, go_together
 
-_HELD_OUT_SHARE = 5  # one of so many pairs of kinds occurs only in `test`
+_HELD_OUT_SHARE = 5  # one pair of kinds in this many occurs only in `test`
 
 
 class Instruction(NamedTuple):

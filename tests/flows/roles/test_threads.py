@@ -18,6 +18,17 @@ def test_roles_share_the_cores_that_this_process_may_use(
     assert threads_of(shared) == expected
 
 
+def test_each_rank_of_the_trainer_has_its_part(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(10)))
+    assert threads_of(Config().replace({"model.threads": "shared", "training.ranks": 4})) == 2
+
+
+def test_where_the_system_does_not_tell_the_cores_of_a_process_all_cores_count(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert threads_of(Config().replace({"model.threads": "shared"})) == 3
+
+
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_a_number_is_the_number_of_threads(threads: int):
     assert threads_of(Config().replace({"model.threads": threads})) == threads

@@ -245,3 +245,18 @@ def test_imported_rows_are_scored_only_where_a_loss_may_read_it(
         (2, 0, True)
     ]
     assert check(run).problems == [] and check(rloo).problems == []
+
+
+def test_drift_leaves_out_draws_that_no_step_computed(finished: Run):
+    """Most groups of this run have equal rewards, and so no gradient."""
+    [(drawn, computed)] = rows(finished, "select count(*), count(logp) from draws")
+    assert 0 < computed < drawn
+    query = """
+        select count(*), avg(gap), sum(exp(gap)) ** 2 / (count(*) * sum(exp(2 * gap)))
+        from (
+            select logp - list_sum(behaviour_logps) as gap
+            from draws join trajectories using (trajectory_id) where logp is not null
+        )
+    """
+    [expected] = rows(finished, query)
+    assert rows(finished, "select draws, drift_mean, effective_share from drift(1000)") == [pytest.approx(expected)]

@@ -64,5 +64,6 @@ def test_auto_of_an_older_run_stays_what_it_was():
     stored = Config().replace({"training.compute_dtype": "auto"}).to_dict()
     assert parse(stored).training.compute_dtype == "auto"
     del stored["training"]["computed_rows"]
+    assert parse({"training": {"compute_dtype": "auto"}}).training.compute_dtype == "auto", "no stored run is so short"
     older = parse(stored).training
     assert (older.compute_dtype, older.computed_rows) == ("bfloat16-on-gpu", "all")

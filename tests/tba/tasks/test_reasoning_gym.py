@@ -8,7 +8,8 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tba.config import TaskConfig, parse_options
@@ -382,6 +383,7 @@ JSON = st.recursive(
 )
 
 
+@hypothesis_settings(suppress_health_check=[HealthCheck.too_slow])  # which a busy machine can cause
 @given(JSON)
 def test_a_problem_is_the_same_after_json(value: Any):
     again = decode(json.loads(json.dumps(encode(value))))

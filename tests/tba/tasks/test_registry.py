@@ -136,7 +136,7 @@ def test_the_setting_for_a_task_does_not_take_a_preset_in_silence():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nonsense", "redteam, verifiers, redteam-laptop"),
+        ("nonsense", "redteam, instructions, verifiers, reasoning-gym, redteam-laptop"),
         ("nonsense", "task.name: unknown task 'nonsense'; known: quickstart, gsm8k, math"),
         ("no_such_module:Task", "'no_such_module:Task' cannot be loaded: ModuleNotFoundError: No module named"),
         ("{here}/reverse.py:Task", "task.name: unknown task '{here}/reverse.py:Task'"),

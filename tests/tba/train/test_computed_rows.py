@@ -88,6 +88,8 @@ def test_gradients_are_those_of_all_rows(name, form, cut):
         torch.testing.assert_close(found[parameter], expected, rtol=1e-8, atol=atol, msg=parameter)
     assert [(it.slot, it.position) for it in others] == [(it.slot, it.position) for it in outcomes]
     for it, other in zip(outcomes, others, strict=True):
+        if it.residual is not None:
+            assert other.residual == pytest.approx(it.residual, rel=1e-6, abs=1e-6)
         assert other.advantage == pytest.approx(it.advantage, rel=1e-6, abs=1e-6)
         assert other.logp is None or other.logp == pytest.approx(it.logp, rel=1e-9)
     assert of_needed["loss"] == pytest.approx(metrics["loss"], rel=1e-6, abs=1e-9)
@@ -115,11 +117,15 @@ def test_gradients_are_those_of_all_rows(name, form, cut):
     ],
 )
 def test_groups_whose_gradient_is_zero_are_not_computed(name, without):
-    _, outcomes, _ = step(make(rows=ROWS, training__computed_rows="needed", **OBJECTIVES[name]))
+    learner = make(rows=ROWS, training__computed_rows="needed", **OBJECTIVES[name])
+    _, outcomes, metrics = step(learner)
+    if without:
+        computed = [row for n, row in enumerate(ROWS) if n // K not in without]
+        assert metrics["computed_tokens"] == sum(len(row.response_tokens) for row in computed)
     assert sorted({it.slot for it in outcomes if it.logp is None}) == without
     for it in (it for it in outcomes if it.slot in without):
         stored = sum(ROWS[it.slot * K + it.position].ref_logps)
-        assert (it.advantage, it.residual, it.log_z) == (0.0, None, None)
+        assert (it.advantage, it.residual, it.log_z) == (0.0, 0.0 if learner.objective.has_residuals else None, None)
         assert it.ref_logp == (None if name == "a reference that moves" else pytest.approx(stored))
 
 

@@ -92,4 +92,6 @@ def test_log_ratios_are_large_by_the_token_and_whatever_their_sign():
     rows = [outcome(-30.0, -10.0), outcome(-10.0, -31.0), outcome(None, -1000.0)]
     assert kinds(learning.find(1, {"tokens": 20.0}, rows)) == ["log-ratio-large"]
     assert not learning.find(1, {"tokens": 21.0}, rows)
+    computed = {"tokens": 200.0, "computed_tokens": 20.0}  # rows that were not computed have no log-ratio
+    assert kinds(learning.find(1, computed, rows)) == ["log-ratio-large"]
     assert not LearningAlarms(AlarmsConfig(log_ratio=0)).find(1, {"tokens": 1.0}, rows)
