@@ -9,11 +9,11 @@ from typing import Any
 
 from tba.config import Config
 from tba.errors import ConfigError, Damaged
-from tba.models import compute_dtype
 from tba.models.file_checks import check_files, read_object
 from tba.models.folder import sizes_of, weight_files
 from tba.models.gguf_files import find_gguf, is_gguf, read_header
 from tba.models.location import local_path
+from tba.runtime import compute_dtype
 
 KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it computes all others again
 

@@ -30,10 +30,10 @@ from tba.config import Config, parse
 from tba.errors import Stopped, StorageError
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Measures, Task, UsesModels
-from tba.models import compute_dtype
 from tba.models.adapters import Adapter
 from tba.models.folder import sizes_of, weight_files
 from tba.models.policy import PolicyScorer
+from tba.runtime import compute_dtype
 from tba.search.evaluator import Evaluator
 from tba.search.searcher import Searcher, await_reference
 from tba.tasks.guard import asking

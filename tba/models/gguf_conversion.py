@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tba.errors import ConfigError
 from tba.models.gguf_files import read_header
+from tba.models.pretrained import LOADING
 
 RECIPE = "1"
 """Version of this conversion. Raise it when the same file gives another folder than before."""
@@ -21,7 +22,8 @@ def convert(setting: str, file: Path, folder: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         options = {"gguf_file": file.name, "dtype": torch.float32, "output_loading_info": True}
-        read, found = cast(Any, AutoModelForCausalLM.from_pretrained(file.parent, **options))
+        with LOADING:
+            read, found = cast(Any, AutoModelForCausalLM.from_pretrained(file.parent, **options))
         if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
             raise ValueError(f"it has no {', '.join(missing[:3])}")
     except Exception as error:  # the reader of a damaged file may raise anything

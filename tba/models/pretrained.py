@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tba.errors import ConfigError, Damaged, RunFailed, TBAError
-from tba.models import compute_dtype
 from tba.models.file_checks import why_damaged
 from tba.models.folder import why_no_policy
+from tba.runtime import compute_dtype
 
-_loading = Lock()
+LOADING = Lock()
 """Held while transformers loads a model. It replaces methods of its classes meanwhile: if two threads load at once, a
 replaced method can stay, and all later loads of models with tied weights fail."""
 
@@ -63,7 +63,7 @@ def load(
             raise ValueError(why)
         weights |= attention_of(config)
         tokenizer = _tokenizer(tokenizer_path or path, **options)
-        with _loading:
+        with LOADING:
             model, found = kind.from_pretrained(path, ignore_mismatched_sizes=True, **weights, **options)
         for name, stored, wanted in sorted(found["mismatched_keys"]):  # transformers' error lacks the names
             raise ValueError(f"{name} has the shape {tuple(stored)}, but config.json says {tuple(wanted)}")

@@ -14,7 +14,7 @@ import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tba.errors import RunFailed
@@ -42,26 +42,26 @@ class LimitedHelper:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def order(self, order: Any, *, is_limited: bool = True) -> Any:
+    def order(self, order: Any, *, patience: float | None = None) -> Any:
         """Return the helper's answer to an order; both are JSON. If the helper was killed from outside, ask a new
-        helper once more. Return None if there is no answer, for example because the time is over. Without `is_limited`
-        there is no limit on wall-clock time."""
+        helper once more. Return None if there is no answer, for example because the time is over. `patience` is the
+        limit on wall-clock time, in seconds, if it differs from that of other orders."""
         with self._lock:
             try:
-                return self._first_answer(order, is_limited)
+                return self._first_answer(order, patience or self.patience)
             except BaseException:  # such as Stopped: the next order would read this answer as its own
                 self._end()
                 raise
 
-    def _first_answer(self, order: Any, is_limited: bool) -> Any:
+    def _first_answer(self, order: Any, patience: float) -> Any:
         for _ in range(2):
             child = self._running()
-            with child.killed_after(self.patience) if is_limited else nullcontext() as overdue:
+            with child.killed_after(patience) as overdue:
                 child.send(order)
                 answer = child.receive()
             if answer is not None:
                 return answer[0]
-            if self._end() == -signal.SIGPROF or (overdue and overdue.is_set()):
+            if self._end() == -signal.SIGPROF or overdue.is_set():
                 return None
         return None
 

@@ -213,7 +213,7 @@ class Evaluator:
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation of one version finds."""
+    """The scores of one version, and examples of its responses."""
 
     scores: list[Score]
     examples: list[Example]

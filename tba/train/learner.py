@@ -20,16 +20,21 @@ from tba.distributed.ranks import ALONE, Ranks, at_rest
 from tba.fetched import Fetched
 from tba.models.policy import AdapterSnapshot, Policy, Snapshot
 from tba.models.pretrained import computing
-from tba.objectives import Estimates, Groups, joined
+from tba.objectives import Estimates, Groups, Loss, joined
+from tba.objectives.objective import Objective
 from tba.train.auxiliary_models import LogZ, ValueModel, make_auxiliary_model
-from tba.train.computed_groups import (
+from tba.train.micro_batches import (
+    MicroBatch,
+    Piece,
+    Reader,
+    Reading,
     groups_to_compute,
     metrics_of_batch,
-    outcomes_of,
-    outcomes_without_gradient,
+    micro_batches,
+    read,
     share_of,
+    side_by_side,
 )
-from tba.train.micro_batches import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
 from tba.train.moving_reference import MovingReference
 from tba.train.optimizers import check_fits
 from tba.train.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
@@ -160,7 +165,7 @@ class Learner:
             loss = self.objective.loss(groups, beta=beta)
             counts = part.batch.groups if n < counted else 0
             reading.backward(loss.value * (counts / batch.groups))
-            outcomes += outcomes_of(share.slots[part.first_slot :], groups, loss) if counts else []
+            outcomes += _outcomes(share.slots[part.first_slot :], groups, loss) if counts else []
             metrics["loss"] = metrics.get("loss", 0.0) + float(loss.value.detach()) * (counts / batch.groups)
             for name, value in loss.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value) * (counts / len(computed))
@@ -169,7 +174,7 @@ class Learner:
         if len(computed) < batch.groups:
             metrics |= metrics_of_batch(batch, computed)
             if self.ranks.rank == 0:
-                outcomes += outcomes_without_gradient(batch, computed, self.objective, self.reference is not None)
+                outcomes += _outcomes_without_gradient(batch, computed, self.objective, self.reference is not None)
         return sorted(outcomes, key=lambda it: (it.slot, it.position)), metrics
 
     def _look_ahead(
@@ -277,3 +282,41 @@ def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch, max_tokens: int | N
         max_tokens=max_tokens,
         reference_power=part.reference_power,
     )
+
+
+def _outcomes(slots: Sequence[int], groups: Groups, loss: Loss) -> list[Outcome]:
+    """Return the outcomes of the rows of some groups, which are in these slots of the batch."""
+    logp, advantage = groups.logp_PK.tolist(), loss.advantage_PK.tolist()
+    ref = groups.ref_logp_PK.tolist() if groups.ref_logp_PK is not None else [[None] * len(row) for row in logp]
+    residual = loss.residual_PK.tolist() if loss.residual_PK is not None else [[None] * len(row) for row in logp]
+    log_z = loss.log_z_P.tolist() if loss.log_z_P is not None else [None] * len(logp)
+    return [
+        Outcome(
+            slot=slots[p],
+            position=j,
+            advantage=advantage[p][j],
+            residual=residual[p][j],
+            log_z=log_z[p],
+            logp=logp[p][j],
+            ref_logp=ref[p][j],
+        )
+        for p in range(len(logp))
+        for j in range(len(logp[p]))
+    ]
+
+
+def _outcomes_without_gradient(
+    batch: Batch, computed: Sequence[int], objective: Objective, reference_moved: bool
+) -> list[Outcome]:
+    """Return the outcomes of the rows of all other groups. Advantages and residuals are 0, and `logp` is None.
+    `ref_logp` is None if none is stored, or if the reference has moved away from it."""
+    k, residual = batch.responses_per_prompt, 0.0 if objective.has_residuals else None
+    ref_logps = None if batch.ref_logp_B is None or reference_moved else batch.ref_logp_B.tolist()
+    return [
+        Outcome(
+            slot=group, position=j, advantage=0.0, residual=residual, log_z=None, logp=None,
+            ref_logp=None if ref_logps is None else ref_logps[group * k + j],
+        )
+        for group in sorted(set(range(batch.groups)) - set(computed))
+        for j in range(k)
+    ]  # fmt: skip

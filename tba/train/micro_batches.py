@@ -12,7 +12,9 @@ By the chain rule, the sum of step 3 over all pieces is dL/dw for any loss: the 
 rounding. A response is never cut, so a response with more tokens than the budget is a piece of its own.
 
 Equal rows have equal log-probabilities, so models read only the first of them, if the caller wants it so. The numbers
-are then repeated for the other rows, and the gradients of all equal rows are added up.
+are then repeated for the other rows, and the gradients of all equal rows are added up. Some groups have no gradient
+whatever the policy is, for example groups with equal rewards under an objective without a KL penalty. They can be left
+out before the batch is divided.
 """
 # Shapes: B rows, T tokens of a row with padding, R counted tokens of a piece, D hidden.
 
@@ -22,10 +24,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tba.batches.batching import Batch, first_equal_rows, groups_in, stretches
+from tba.batches.batching import Batch, first_equal_rows, groups_at, groups_in, stretches
 from tba.batches.logprobs import logps_at
 from tba.batches.packing import Group, groups_of, row_hidden, row_logps, rows, tokens_per_call
+from tba.config import TrainingConfig
 from tba.distributed.ranks import Ranks, Share
+from tba.objectives.groups import equal_rewards
+from tba.objectives.objective import Objective
+from tba.types import Metrics
 
 
 class Packed(NamedTuple):
@@ -92,6 +98,37 @@ class MicroBatch(NamedTuple):
     def at_once(self) -> bool:
         """True if the gradients of the micro-batch are computed in one pass."""
         return len(self.pieces) + self.spare == 1
+
+
+def groups_to_compute(batch: Batch, objective: Objective, training: TrainingConfig) -> Sequence[int]:
+    """Return all groups of a batch or, with `training.computed_rows` at `needed`, those whose gradient may be different
+    from 0. At least one group is returned, so that all gradients exist: a step whose gradients are 0 still has momentum
+    and weight decay."""
+    if training.computed_rows == "all":
+        return range(batch.groups)
+    first_PK = torch.tensor(first_equal_rows(batch)).unflatten(0, (-1, batch.responses_per_prompt))
+    without_P = objective.has_no_gradient(_rewards(batch), (first_PK == first_PK[:, :1]).all(dim=1))
+    return [group for group, without in enumerate(without_P.tolist()) if not without] or [0]
+
+
+def share_of(batch: Batch, computed: Sequence[int], ranks: Ranks) -> Share:
+    """Return the share of a rank in the groups that are computed, with their slots in the whole batch."""
+    if len(computed) == batch.groups:
+        return ranks.share(batch)
+    share = ranks.share(groups_at(batch, computed))
+    return share._replace(slots=[computed[it] for it in share.slots])
+
+
+def metrics_of_batch(batch: Batch, computed: Sequence[int]) -> Metrics:
+    """Return the metric `equal_rewards` of the whole batch, and `computed_tokens`: the number of counted tokens in the
+    groups that are computed."""
+    tokens_P = batch.response_mask_BT.sum(dim=1).unflatten(0, (-1, batch.responses_per_prompt)).sum(dim=1)
+    tokens = sum(tokens_P[group] for group in computed)
+    return {"equal_rewards": float(equal_rewards(_rewards(batch))), "computed_tokens": float(tokens)}
+
+
+def _rewards(batch: Batch) -> Tensor:
+    return batch.reward_B.cpu().unflatten(0, (-1, batch.responses_per_prompt))
 
 
 def micro_batches(

@@ -22,7 +22,7 @@ class Constraint(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What a constraint is drawn from."""
+    """The random numbers and the limits from which a constraint is drawn."""
 
     rng: Random
     split: str

@@ -26,13 +26,14 @@ TEMPLATES = ("chat", "plain")
 @settings
 class Options:
     credit: Literal["all", "partial"] = "all"
-    """What a response earns. `all`: 1 if all constraints hold, else 0. `partial`: the share of constraints that
+    """Reward of a response. `all`: 1 if all constraints hold, else 0. `partial`: the share of constraints that
     hold."""
     unfinished: Literal["zero", "check"] = "zero"
-    """What a response earns that does not end within `search.max_response_tokens`. `zero`: nothing, and none of its
+    """Reward of a response that does not end within `search.max_response_tokens`. `zero`: 0, and none of its
     constraints counts as kept. `check`: its constraints are checked like those of other responses."""
     uncheckable: Literal["refuse", "leave-out"] = "refuse"
-    """What happens to rows of `task.train` and `task.test` with a constraint that cannot be checked on this machine."""
+    """How to treat rows of `task.train` and `task.test` with a constraint that cannot be checked on this machine.
+    `refuse`: the run is refused, and the error names the first such row. `leave-out`: such rows make no prompts."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Seed of our own prompts."""
     train_prompts: Positive = 2048

@@ -1,4 +1,4 @@
-"""What our prompts are about: topics, the forms of a request, and the words that constraints name.
+"""The topics of our prompts, the forms of their requests, and the words that their constraints name.
 
 Each list is divided once and for all: every fourth entry belongs to the split `test`, the others to `train`. So no
 topic and no word of the one split occurs in the other.

@@ -17,6 +17,7 @@ from tba.tasks.reasoning_gym.splits import DataSet, Entry
 
 SECONDS = 5.0  # CPU time of the helper to score one answer
 PATIENCE = 60.0  # wall-clock seconds to score one answer
+DRAWING_PATIENCE = 900.0  # wall-clock seconds to draw up to 500 problems, or to check data sets
 
 
 class Library:
@@ -44,9 +45,12 @@ class Library:
         self.helper.close()
 
     def _order(self, *order: Any) -> Any:
-        reply = self.helper.order(order, is_limited=False)
+        reply = self.helper.order(order, patience=DRAWING_PATIENCE)
         if reply is None:
-            raise RunFailed(f"the process of reasoning_gym ended over the order {json.dumps(order):.200}")
+            raise RunFailed(
+                f"the process of reasoning_gym ended, or needed more than {DRAWING_PATIENCE:.0f} s, for the order "
+                f"{json.dumps(order):.200}"
+            )
         return _result(reply)
 
 

@@ -40,8 +40,8 @@ class Options:
     """Which problems are asked, and how."""
 
     datasets: tuple[DataSet, ...]
-    """The data sets: a name, an object with `name`, `weight` and `settings`, or a list of these. An object from
-    names to objects with `weight` and `settings` does too."""
+    """The data sets: a name, an object with `name`, `weight` and `settings`, a list of these, or an object that maps
+    each name to an object with `weight` and `settings`."""
     train_size: Positive = 1000
     """Number of problems to train on. More problems are repeated less often."""
     test_size: Positive = 200

@@ -1,7 +1,7 @@
 """Problems of the library reasoning_gym, which makes them at random: arithmetic, algebra, logic, games and many more.
 
-The prompts are problems of one data set or of a mixture. The reward is the score of the answer by the data
-set's own scorer, between 0 and 1. Some scorers give a part of the reward to an answer that is nearly right.
+The prompts are problems of one data set or of a mixture. The reward is the score that the data set's own scorer gives
+to the answer, between 0 and 1. Some scorers give a part of the reward to an answer that is nearly right.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.harness.tiny_models import tiny_llama
 from tba.config import Config, parse
-from tba.models import compute_dtype
-from tba.models.compute_dtype import LEAST_PARAMETERS, choose, cpu_multiplies_bfloat16
 from tba.models.pretrained import is_lowered
+from tba.runtime import compute_dtype
+from tba.runtime.compute_dtype import LEAST_PARAMETERS, choose, cpu_multiplies_bfloat16
 
 LARGE, CPU = LEAST_PARAMETERS, torch.device("cpu")
 
