@@ -45,8 +45,8 @@ test test-long test-laptop test-vllm: export PYTHONDONTWRITEBYTECODE :=
 run: install
 	$(BIN)/python -m flows.stack quickstart
 
-llm: install $(LAPTOP)/.installed $(VLLM)/.installed
-	PYTHONPATH=$(LAPTOP):$(VLLM) $(BIN)/python -m flows.stack reasoning-gym
+llm: install $(LAPTOP)/.installed $(VLLM)/.installed  # whole paths: a flow run starts in another folder
+	PYTHONPATH=$(CURDIR)/$(LAPTOP):$(CURDIR)/$(VLLM) $(BIN)/python -m flows.stack reasoning-gym
 
 test: install
 	$(BIN)/python -m pytest $(PARALLEL)
