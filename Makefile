@@ -15,7 +15,7 @@ help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make llm      a new machine to a run that post-trains a real language model"
 	@echo "make test     a new machine to a green test suite"
-	@echo "make test-long  what \`make test\` only samples: a kill at every write, a cluster, …; PART=2/3 is a third of it"
+	@echo "make test-long  what \`make test\` only samples: a kill at every write, a cluster, …; PART=2/4 is a quarter of it"
 	@echo "make test-laptop  the tests that need a real language model, data sets and a classifier (requirements-laptop.txt)"
 	@echo "make test-vllm  the tests that need vLLM, whose build for CPUs is installed beside the environment"
 	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
@@ -45,7 +45,7 @@ test test-long test-laptop test-vllm: export PYTHONDONTWRITEBYTECODE :=
 run: install
 	$(BIN)/python -m flows.stack quickstart
 
-llm: install $(LAPTOP)/.installed $(VLLM)/.installed  # whole paths: a flow run starts in another folder
+llm: install $(LAPTOP)/.installed $(VLLM)/.installed  # whole paths, because its processes start in other folders
 	PYTHONPATH=$(CURDIR)/$(LAPTOP):$(CURDIR)/$(VLLM) $(BIN)/python -m flows.stack reasoning-gym
 
 test: install
@@ -55,7 +55,7 @@ test-long: install
 	TBA_TESTS_PART=$(PART) $(BIN)/python -m pytest -m long $(PARALLEL)
 
 test-laptop: $(LAPTOP)/.installed $(VLLM)/.installed
-	PYTHONPATH=$(LAPTOP):$(VLLM) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop $(PARALLEL)
+	PYTHONPATH=$(CURDIR)/$(LAPTOP):$(CURDIR)/$(VLLM) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop $(PARALLEL)
 
 test-vllm: $(VLLM)/.installed
 	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"

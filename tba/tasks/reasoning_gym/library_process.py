@@ -9,10 +9,11 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -60,7 +61,8 @@ class Process:
         self.numpy.random.seed(seed)
         dataset = self._make(name, settings, seed, size)
         try:
-            return [encode(dataset[i]) for i in range(size)]
+            with TemporaryDirectory() as folder, chdir(folder):  # codeio runs programs, and some of them write files
+                return [encode(dataset[i]) for i in range(size)]
         except Exception as error:
             raise Refused(
                 f"task.options.datasets: the data set {name!r} makes no problems with its settings: "

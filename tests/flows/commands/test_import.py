@@ -187,6 +187,7 @@ cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
 def test_a_killed_import_leaves_whole_files_and_the_same_command_finishes_it(
     policy: Path, root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -178,6 +178,7 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     assert ended["r-searcher-000-2"] in ("Stopped", "Cancelled")
 
 
+@pytest.mark.long
 def test_roles_run_in_the_deployments_of_the_preset_that_was_asked_for(stack: Stack, root: Path):
     """There is no such model, so the trainer of the run cannot start."""
     changes = {"model.path": "/no/such/model", "task.options.classifier_kind": "label"}

@@ -333,6 +333,7 @@ def test_what_is_not_there_is_said_to_be_missing(site: Site, path: str):
     assert "there is no" in Whole(body).said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
 def test_a_run_on_s3_has_the_same_pages(site: Site, con: duckdb.DuckDBPyConnection, root: str):
     [trajectory] = one(con, "select min(trajectory_id) from draws where step = 2")

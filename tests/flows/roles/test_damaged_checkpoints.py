@@ -81,6 +81,7 @@ def fill_store(run: Run, url: str) -> Run:
     return Run.open(url)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
 def test_a_trainer_goes_on_exactly_past_a_damaged_checkpoint_in_an_object_store(finished, tmp_path, root):

@@ -207,6 +207,7 @@ def test_compaction_keeps_that_they_are_unknown(finished: Run, tmp_path: Path):
     assert check(run).problems == [] and audit.audit(run, STEPS).ok
 
 
+@pytest.mark.long
 def test_imported_rows_are_scored_only_where_a_loss_may_read_it(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -434,8 +434,9 @@ def watched(run: Run, at: int, happen) -> tuple[Run, Watched]:
 
 @local
 @pytest.mark.slow
+@pytest.mark.long
 @every_write
-@pytest.mark.parametrize("drop_beyond", sampled([None, CAPACITY], kept=[CAPACITY]))
+@pytest.mark.parametrize("drop_beyond", [None, CAPACITY])
 def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next_finishes_it(
     root: str, tmp_path: Path, drop_beyond: int | None, every: bool, monkeypatch: pytest.MonkeyPatch
 ):

@@ -550,6 +550,7 @@ def train(run: Run) -> None:
             Versions(run).prune(keep=2, every=SYNCS)
 
 
+@pytest.mark.long
 def test_a_job_whose_listings_are_behind_loses_and_doubles_nothing(
     bad: Faulty, moto: Server, monkeypatch: pytest.MonkeyPatch
 ):

@@ -20,6 +20,7 @@ from tba.tasks.reasoning_gym.splits import DataSet, Entry
 from tests.support.laptop import needs
 
 SEED, SIZE = 7, 3
+WRITES = 448  # seed of a problem of codeio whose program writes a file
 UNHEARD_OF = (
     "",
     "0",
@@ -90,15 +91,27 @@ def test_an_answer_on_which_a_scorer_fails_has_no_score(library: Library, name: 
 @needs("reasoning_gym")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_problems_of_every_data_set_are_the_same_after_storage():
+def test_problems_of_every_data_set_are_the_same_after_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from reasoning_gym.factory import create_dataset
 
+    monkeypatch.chdir(tmp_path)  # for files that programs of the library write
     differ = []
     for name in names():
         entry = create_dataset(name, seed=SEED, size=SIZE)[0]
         if decode(json.loads(json.dumps(encode(entry)))) != entry:
             differ.append(name)
     assert differ == []
+
+
+@needs("reasoning_gym")
+def test_a_program_of_the_library_writes_no_file_into_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with closing(Library()) as library:
+        [entry] = library.draw(DataSet(name="codeio"), WRITES, 1)
+    assert "sailor_performance.csv" in entry["question"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs("reasoning_gym")
