@@ -8,6 +8,8 @@ LAPTOP := .tba/laptop
 AUDIT  := .tba/audit
 FUZZ   := .tba/fuzz
 DOCS   := .tba/docs
+# Whole paths, because some processes start in another folder.
+WITH_LAPTOP = PYTHONPATH=$(CURDIR)/$(LAPTOP):$(CURDIR)/$(VLLM)
 
 .PHONY: help install run llm test test-long test-laptop test-vllm gpu-check check audit fuzz docs bench science clean
 
@@ -45,8 +47,8 @@ test test-long test-laptop test-vllm: export PYTHONDONTWRITEBYTECODE :=
 run: install
 	$(BIN)/python -m flows.stack quickstart
 
-llm: install $(LAPTOP)/.installed $(VLLM)/.installed  # whole paths, because its processes start in other folders
-	PYTHONPATH=$(CURDIR)/$(LAPTOP):$(CURDIR)/$(VLLM) $(BIN)/python -m flows.stack reasoning-gym
+llm: install $(LAPTOP)/.installed $(VLLM)/.installed
+	$(WITH_LAPTOP) $(BIN)/python -m flows.stack reasoning-gym
 
 test: install
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -55,7 +57,7 @@ test-long: install
 	TBA_TESTS_PART=$(PART) $(BIN)/python -m pytest -m long $(PARALLEL)
 
 test-laptop: $(LAPTOP)/.installed $(VLLM)/.installed
-	PYTHONPATH=$(CURDIR)/$(LAPTOP):$(CURDIR)/$(VLLM) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop $(PARALLEL)
+	$(WITH_LAPTOP) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop $(PARALLEL)
 
 test-vllm: $(VLLM)/.installed
 	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"
@@ -120,12 +122,14 @@ bench: install
 	$(BIN)/python -m benchmarks.buffer
 	$(BIN)/python -m benchmarks.crash --out benchmarks/results
 
-science: install $(TRL)/.installed
+science: install $(TRL)/.installed $(LAPTOP)/.installed $(VLLM)/.installed
 	$(BIN)/python -m benchmarks.science.convergence
 	$(BIN)/python -m benchmarks.science.staleness
 	$(BIN)/python -m benchmarks.science.ablations
 	$(BIN)/python -m benchmarks.science.searchers
-	$(BIN)/python -m benchmarks.science.speed --trl $(TRL)
+	$(BIN)/python -m benchmarks.science.speed --trl $(CURDIR)/$(TRL)
+	$(WITH_LAPTOP) $(BIN)/python -m benchmarks.science.laptop --trl $(CURDIR)/$(TRL)
+	$(WITH_LAPTOP) $(BIN)/python -m benchmarks.science.redteam_laptop
 
 $(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRL) -r $<

@@ -138,11 +138,15 @@ def finished(root: str, name: str) -> bool:
 
 
 def tba(*arguments: str, changes: Mapping[str, Any] | None = None) -> None:
-    changed = [f"{key}={value}" for key, value in (changes or {}).items()]
-    command = [sys.executable, "-m", "flows.cli", *arguments, *(["--set", *changed] if changed else [])]
+    command = tba_command(*arguments, changes=changes)
     told = subprocess.run(command, capture_output=True, text=True)
     if told.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with exit code {told.returncode}:\n{told.stderr[-2000:]}")
+
+
+def tba_command(*arguments: str, changes: Mapping[str, Any] | None = None) -> list[str]:
+    changed = [f"{key}={value}" for key, value in (changes or {}).items()]
+    return [sys.executable, "-m", "flows.cli", *arguments, *(["--set", *changed] if changed else [])]
 
 
 # --- tables and charts ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import fakes
 from benchmarks.harness.fetched import fetched_of
+from flows.roles.model_loading import convert_gguf
 from storage.buffer.index import Index
 from storage.buffer.sampler import default_sampler
 from storage.local_files.shared_cache import cache_folder
@@ -172,7 +173,10 @@ def _round(searcher: Searcher, round: int) -> Sequence[Trajectory]:
 
 
 def start_of(config: Config) -> Path:
-    """Return the folder of the task's base policy, in the cache that other runs use too."""
+    """Return the folder of the base policy, in the cache that other runs use too: of the GGUF file that `model.path`
+    names, or the one that the task makes."""
+    if config.model.path:
+        return convert_gguf("model.path", config.model.path, config, lambda status, **progress: None)
     maker = policy_maker(get_task(config.task))
     folder = cache_folder("base-policies") / sha256(f"{maker.recipe()}:{config.seed}".encode()).hexdigest()[:16]
     if not folder.exists():
@@ -209,7 +213,7 @@ def make_scores(config: Config) -> Callable[[Path], float]:
     def score(folder: Path) -> float:
         version = Version(next(versions), 1)
         evaluator.generator.adopt(folder, version)
-        return evaluator.evaluate(version, 0).scores[1].value
+        return next(it.value for it in evaluator.evaluate(version, 0).scores if it.metric == "sampled")
 
     return score
 

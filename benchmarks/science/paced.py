@@ -18,6 +18,7 @@ from pydantic import Field
 from tba.config import Config, TaskConfig, parse_options, settings
 from tba.presets import preset
 from tba.tasks.quickstart import Quickstart
+from tba.tasks.reasoning_gym.task import ReasoningGym
 from tba.tasks.redteam import RedTeam
 from tba.types import Prompt, Response, Reward
 
@@ -47,6 +48,22 @@ class PacedQuickstart(Quickstart):
     @staticmethod
     def preset() -> Config:
         return preset("quickstart")
+
+
+class PacedReasoningGym(ReasoningGym):
+    rewards_vary = True  # as above
+
+    def __init__(self, config: TaskConfig):
+        self.pace, rest = paced(config)
+        super().__init__(rest)
+
+    def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
+        self.pace.wait(asked)
+        return [self.reward(prompt, response) for prompt, response in asked]
+
+    @staticmethod
+    def preset() -> Config:
+        return preset("reasoning-gym")
 
 
 class PacedRedTeam(RedTeam):

@@ -149,11 +149,11 @@ def model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> 
         return _fetch_model(setting, place, run, config, tell)
     check_place(setting, place)
     if is_gguf(place):
-        return _convert_gguf(setting, place, config, tell)
+        return convert_gguf(setting, place, config, tell)
     return find_in_package(setting, place) if is_in_package(place) else place
 
 
-def _convert_gguf(setting: str, place: str, config: Config, tell: Tell) -> Path:
+def convert_gguf(setting: str, place: str, config: Config, tell: Tell) -> Path:
     """Return the folder with the model of a GGUF file. All runs on this machine share it: its name has the sha256 of
     the file."""
     from tba.models import gguf_conversion

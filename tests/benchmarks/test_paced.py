@@ -27,8 +27,16 @@ def test_each_round_waits_even_if_its_responses_were_rewarded_before_and_evaluat
     assert waited == [0.5, 0.5]
 
 
-def test_the_settings_are_the_tasks_but_for_its_name_and_the_pace():
-    assert preset_of(NAME) == preset_of("quickstart").replace({"task.name": NAME})
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("PacedQuickstart", "quickstart"), ("PacedReasoningGym", "reasoning-gym"), ("PacedRedTeam", "redteam")],
+)
+def test_the_settings_are_the_tasks_but_for_its_name(name: str, task: str):
+    name = f"benchmarks.science.paced:{name}"
+    assert preset_of(name) == preset_of(task).replace({"task.name": name})
+
+
+def test_a_wrong_pace_or_an_unknown_option_is_refused():
     for options in ({"latency": -1}, {"speed": 2}):
         with pytest.raises(ConfigError, match=rf"task\.options\.{next(iter(options))}"):
             PacedQuickstart(TaskConfig(name=NAME, options=options))

@@ -1,0 +1,289 @@
+"""The engine of the races `speed` and `laptop`: several ways to train the same policy, and the seconds that each takes
+to a stated held-out accuracy.
+
+The clock of a run starts when a searcher first adopts weights, or when TRL's `train` begins: imports and loading do not
+count. It stops when the version that reaches the goal has been published; between two scored versions, accuracy is
+taken as a straight line. Scoring does not count either: TRL's clock stands still meanwhile, and our versions are scored
+after the run, on the same prompts and with the same generator as TRL's. A paced searcher also sleeps for a fixed time
+in each round, like a searcher that waits for an engine elsewhere; so does TRL's paced arm for each batch of rewards.
+
+The learning rate of each arm is chosen by the steps to the goal, on one seed that is not reported. Where an arm may
+have one or two threads, these are then chosen by the seconds to the goal, on the same seed.
+
+Each run is a row of a CSV and is not repeated. Timings need a machine without other load.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+import storage
+from benchmarks.harness.memory import measured
+from benchmarks.science.ablations import finished, tba_command
+from benchmarks.science.lagged import make_scores
+from benchmarks.science.rows import append, read, spread
+from storage.layout import run_url
+from storage.runs.run import Run as StoredRun
+from storage.weights.versions import Versions
+from tba.config import Config
+from tba.presets import preset
+from tba.types import Version
+
+SEEDS, TUNING_SEED = (0, 1, 2), 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    task: str = ""  # the task that is run, if it is not the race's preset
+    trl: str = ""  # TRL's trainer, for an arm of TRL: grpo, rloo or online-dpo
+    latency: float = 0.0  # seconds that each batch of rewards of a TRL arm waits
+    threads: Sequence[str] = ("1",)
+    steps: int  # maximum
+    rates_of: str = ""  # the arm whose learning rate and threads this arm takes, if not its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    preset: str
+    arms: Mapping[str, Arm]
+    common: Mapping[str, Any]  # settings of all our arms
+    scoring: Mapping[str, Any]  # settings with which versions are scored
+    trl: Mapping[str, Any]  # options of all arms of TRL, as `race_trl` takes them
+    rates: Sequence[float]
+    goal: float
+    scored_every: int  # steps
+    results: Path
+
+    def config(self, seed: int) -> Config:
+        return preset(self.preset).replace({"seed": seed, **self.scoring})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The identity of a run: the first columns of its row of the CSV."""
+
+    arm: str
+    seed: int
+    rate: float
+    threads: str
+    goal: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Run):
+    seconds: float  # seconds to the goal; infinite if the run did not reach it, like `steps`
+    steps: float
+    seconds_per_step: float
+    reached: float  # accuracy when the run ended
+    generated_per_second: float  # tokens of responses per second of generating; NaN if not measured, like the next two
+    learned_per_second: float  # tokens of responses per second of the trainer's own work
+    memory_gb: float  # largest sum over all processes at one time
+    curve: str  # step:seconds:accuracy
+
+    @property
+    def key(self) -> Run:
+        return Run(**{name: getattr(self, name) for name in Run.__dataclass_fields__})
+
+
+def main(race: Race, description: str | None, arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", default="tba-runs", help="root of the runs (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=race.arms, default=list(race.arms), metavar="ARM")
+    parser.add_argument(
+        "--seeds", nargs="*", type=int, default=SEEDS, metavar="SEED", help="if none: only choose rates and threads"
+    )
+    parser.add_argument("--goal", type=float, default=race.goal)
+    parser.add_argument("--trl", type=Path, help="folder with TRL")
+    parser.add_argument("--out", type=Path, default=race.results)
+    parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
+    options = parser.parse_args(arguments)
+    logging.disable_progress_bar()
+    rows = read(options.out, Row)
+    while not options.show and (run := next_run(race, rows, options.only, options.seeds, options.goal)):
+        rows.append(take(race, run, options.root, options.trl))
+        append(options.out, rows[-1])
+        print(rows[-1], flush=True)
+    print("\n".join(markdown(race, rows, options.goal)))
+
+
+# --- which run comes next ---------------------------------------------------------------------------------------------
+
+
+def next_run(race: Race, rows: Sequence[Row], names: Sequence[str], seeds: Sequence[int], goal: float) -> Run | None:
+    """Return the first run that has no row: choices of learning rates, then of threads, then the reported seeds."""
+    done = {row.key for row in rows}
+    tuning = chain(
+        *(rates(race, name, goal) for name in names), *(threads(race, rows, name, goal) for name in names)
+    )  # fmt: skip
+    for run in tuning:
+        if run not in done:
+            return run
+    for seed in seeds:
+        for name in names:
+            if (run := best(race, rows, name, seed, goal)) not in done:
+                return run
+    return None
+
+
+def rates(race: Race, name: str, goal: float) -> list[Run]:
+    of = race.arms[name].rates_of or name
+    first = race.arms[of].threads[0]
+    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=first, goal=goal) for rate in race.rates]
+
+
+def threads(race: Race, rows: Sequence[Row], name: str, goal: float) -> list[Run]:
+    """Return the runs that choose the threads, at the best rate. Empty until that rate is known."""
+    tried = [row for row in rows if row.key in rates(race, name, goal)]
+    if len(tried) < len(race.rates):
+        return []
+    rate = min(tried, key=lambda row: (row.steps, -row.reached, row.rate)).rate
+    of = race.arms[name].rates_of or name
+    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=it, goal=goal) for it in race.arms[of].threads]
+
+
+def best(race: Race, rows: Sequence[Row], name: str, seed: int, goal: float) -> Run:
+    tried = [row for row in rows if row.key in threads(race, rows, name, goal)]
+    chosen = min(tried, key=lambda row: (row.seconds, row.seconds_per_step))
+    return Run(arm=name, seed=seed, rate=chosen.rate, threads=chosen.threads, goal=goal)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+Curve = Sequence[tuple[int, float, float]]  # steps, seconds, sampled accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What was measured of a run."""
+
+    curve: Curve
+    generated_per_second: float
+    learned_per_second: float
+    memory_gb: float
+
+
+def take(race: Race, run: Run, root: str, trl: Path | None) -> Row:
+    taken = by_trl(race, run, trl) if race.arms[run.arm].trl else by_us(race, run, root)
+    seconds, steps = reached(taken.curve, run.goal)
+    last = taken.curve[-1]
+    return Row(
+        **asdict(run),
+        seconds=round(seconds, 2),
+        steps=round(steps, 1),
+        seconds_per_step=round(last[1] / last[0], 4),
+        reached=round(last[2], 4),
+        generated_per_second=round(taken.generated_per_second, 1),
+        learned_per_second=round(taken.learned_per_second, 1),
+        memory_gb=round(taken.memory_gb, 2),
+        curve=" ".join(f"{step}:{seconds:.2f}:{score:.4f}" for step, seconds, score in taken.curve),
+    )
+
+
+def reached(curve: Curve, goal: float) -> tuple[float, float]:
+    """Return the seconds and steps to the goal, interpolated linearly between scored points; infinite if the goal is
+    not reached."""
+    for (step, seconds, score), (later, until, better) in pairwise(curve):
+        if better >= goal:
+            share = (goal - score) / (better - score)
+            return seconds + share * (until - seconds), step + share * (later - step)
+    return float("inf"), float("inf")
+
+
+def by_trl(race: Race, run: Run, folder: Path | None) -> Taken:
+    if folder is None:
+        raise SystemExit(f"{run.arm} needs --trl, a folder with TRL: see --help")
+    arm = race.arms[run.arm]
+    asked = {
+        **race.trl,
+        "trainer": arm.trl,
+        "latency": arm.latency,
+        "preset": race.preset,
+        "scoring": race.scoring,
+        "steps": arm.steps,
+        "scored_every": race.scored_every,
+        **{name: getattr(run, name) for name in ("seed", "rate", "goal")},
+        "threads": int(run.threads),
+    }
+    command = [sys.executable, "-m", "benchmarks.science.race_trl", json.dumps(asked)]
+    paths = [str(folder), os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": run.threads}
+    printed, memory = measured(command, environment)
+    told = json.loads(printed.splitlines()[-1])
+    return Taken(**{**told, "curve": [tuple(point) for point in told["curve"]]}, memory_gb=memory)
+
+
+SPEEDS = """
+select (select sum(length) / sum(generate_seconds) from trajectories),
+    (select sum(length) from draws join trajectories using (trajectory_id))
+        / (select sum(seconds_step - seconds_wait) from steps)
+"""
+
+
+def by_us(race: Race, run: Run, root: str) -> Taken:
+    arm = race.arms[run.arm]
+    name = f"race-{sha256(run.arm.encode()).hexdigest()[:8]}-{run.seed}-{run.rate:g}-{run.threads}-{arm.steps}"
+    settings = {**race.common, "training.learning_rate": run.rate, "model.threads": run.threads, **arm.settings}
+    memory = math.nan
+    if not finished(root, name):
+        arguments = ("--root", root, "--name", name, "--steps", str(arm.steps), "--seed", str(run.seed))
+        _, memory = measured(tba_command("run", arm.task or race.preset, *arguments, changes=settings))
+    url = run_url(root, name)
+    with storage.connect(url) as con:
+        [(began,)] = con.execute("select min(created_at) from events where kind = 'version-adopted'").fetchall()
+        published = con.execute("select version, attempt, step, created_at from versions order by step").fetchall()
+        [(generated, learned)] = con.execute(SPEEDS).fetchall()
+    score, versions = make_scores(race.config(run.seed)), Versions(StoredRun.open(url))
+    curve: list[tuple[int, float, float]] = []
+    for number, attempt, step, at in published:
+        if step % race.scored_every == 0:
+            curve.append((step, (at - began).total_seconds() if step else 0.0,
+                          score(versions.load(Version(number, attempt)))))  # fmt: skip
+            if curve[-1][2] >= run.goal:
+                break
+    return Taken(curve=curve, generated_per_second=generated, learned_per_second=learned, memory_gb=memory)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def markdown(race: Race, rows: Sequence[Row], goal: float) -> Iterator[str]:
+    columns = {
+        f"seconds to {goal:g}": "seconds", "steps to it": "steps", "seconds per step": "seconds_per_step",
+        "generated tokens / s": "generated_per_second", "learned tokens / s": "learned_per_second",
+        "memory, GB": "memory_gb",
+    }  # fmt: skip
+    yield f"| arm | learning rate | threads | {' | '.join(columns)} | seeds |"
+    yield "|---|---:|---:|" + "---:|" * len(columns) + "---:|"
+    for name in race.arms:
+        of = [row for row in rows if row.arm == name and row.seed != TUNING_SEED and row.goal == goal]
+        if of:
+            there = [row for row in of if math.isfinite(row.steps)]
+            values = {
+                it: [value for row in there if not math.isnan(value := getattr(row, it))] for it in columns.values()
+            }
+            cells = [spread(them) for them in values.values()]
+            yield f"| {name} | {of[0].rate:g} | {of[0].threads} | {' | '.join(cells)} | {len(there)} of {len(of)} |"
+    yield ""
+    yield "| on the tuning seed | threads | " + " | ".join(f"{rate:g}" for rate in race.rates) + " |"
+    yield "|---|---:|" + "---:|" * len(race.rates)
+    for name in race.arms:
+        of = [row for row in rows if row.arm == name and row.seed == TUNING_SEED and row.goal == goal]
+        for count in sorted({row.threads for row in of}):
+            tried = {row.rate: said(row) for row in of if row.threads == count}
+            yield f"| {name} | {count} | " + " | ".join(tried.get(rate, "") for rate in race.rates) + " |"
+
+
+def said(row: Row) -> str:
+    return f"{row.steps:.0f} steps, {row.seconds:.0f} s" if math.isfinite(row.steps) else f"{row.reached:.2f}"

@@ -1,0 +1,59 @@
+"""A race: which run comes next, when the goal was reached, and the memory of a command."""
+
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.memory import measured
+from benchmarks.science.race import TUNING_SEED, Row, Run, next_run, reached
+from benchmarks.science.rows import append, read
+from benchmarks.science.speed import QUICKSTART
+
+BOTH = ["TRL's GRPO", "TRL's GRPO, paced"]
+
+
+def row(run: Run, *, steps: float, seconds: float) -> Row:
+    return Row(
+        **asdict(run), steps=steps, seconds=seconds, seconds_per_step=1.0, reached=1.0, generated_per_second=math.nan,
+        learned_per_second=math.nan, memory_gb=math.nan, curve="0:0:0 1:1:1",
+    )  # fmt: skip
+
+
+def test_rates_are_chosen_first_then_threads_then_the_seeds_run_with_both():
+    rows, order = list[Row](), list[tuple[str, int, float, str]]()
+    while run := next_run(QUICKSTART, rows, BOTH, [0, 1], 0.9):
+        order.append((run.arm, run.seed, run.rate, run.threads))
+        rows.append(row(run, steps={3e-4: 50, 6e-4: 30, 1.2e-3: math.inf}[run.rate], seconds=8 / int(run.threads)))
+    arm = "TRL's GRPO"
+    assert order == [
+        *((arm, TUNING_SEED, rate, "1") for rate in (3e-4, 6e-4, 1.2e-3)),
+        (arm, TUNING_SEED, 6e-4, "2"),
+        *((name, seed, 6e-4, "2") for seed in (0, 1) for name in BOTH),
+    ]
+
+
+def test_the_goal_is_reached_on_the_line_between_two_scored_versions():
+    assert reached([(0, 0.0, 0.1), (8, 4.0, 0.5), (16, 10.0, 0.9)], 0.7) == pytest.approx((7.0, 12.0))
+    assert reached([(0, 0.0, 0.1), (8, 4.0, 0.5)], 0.7) == (math.inf, math.inf)
+
+
+def test_a_row_is_the_same_after_storage(tmp_path: Path):
+    before = row(Run(arm="asynchronous", seed=0, rate=2e-5, threads="shared", goal=0.5), steps=math.inf, seconds=3.5)
+    append(tmp_path / "rows.csv", before)
+    [after] = read(tmp_path / "rows.csv", Row)
+    assert repr(after) == repr(before) and after.key == before.key
+
+
+def test_memory_of_a_command_includes_that_of_its_children():
+    child = "import time; held = bytearray(b'x') * 300_000_000; time.sleep(2); print('done')"
+    command = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    printed, gigabytes = measured([sys.executable, "-c", command])
+    assert printed == "done\n" and 0.3 < gigabytes < 0.5
+
+
+def test_a_command_that_fails_is_shown_with_what_it_said():
+    with pytest.raises(RuntimeError, match=r"exit code 3(?s:.*)no room"):
+        measured([sys.executable, "-c", "import sys; print('no room', file=sys.stderr); sys.exit(3)"])
