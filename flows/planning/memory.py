@@ -45,9 +45,11 @@ def describe(config: Config) -> str:
     on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""
     formula = f"{' + '.join(f'{name} {size:.3g}' for name, size in parts.items())} = {each:.4g} bytes a parameter"
     if model is None:
-        there = f"; in main memory AdamW {hosted} bytes a parameter" if hosted else ""
-        return f"{formula}: {in_words(each * 1e9 / ranks)} for each billion of them{on}, and activations{there}"
+        size = f"{in_words(each * 1e9 / ranks)} for each billion of them{on}"
+        hosts = [f"in main memory AdamW {hosted} bytes a parameter"] if hosted else []
+        return "; ".join([f"{formula}: {size}, and activations", *_copies(config, 10**9, " for each billion"), *hosts])
     tokens, which = most_tokens(config)
+    hosts = [f"in main memory AdamW {hosted} bytes a parameter: {in_words(hosted * model.parameters)}"]
     return "; ".join(
         [
             f"{formula}: {in_words(each * model.parameters / ranks)} for {model.parameters:,}{on}",
@@ -55,8 +57,10 @@ def describe(config: Config) -> str:
             f"activations {in_words(activations(config, model, 1))} a token, "
             f"{in_words(activations(config, model, tokens))} for {which}",
             f"logits at most {in_words(KEPT_LOGITS)}",
+            *_copies(config, model.parameters),
+            *(hosts if hosted else []),
         ]
-    ) + (f"; in main memory AdamW {hosted} bytes a parameter: {in_words(hosted * model.parameters)}" if hosted else "")
+    )
 
 
 def whole_at_once(config: Config, model: Model) -> int:
@@ -90,6 +94,27 @@ def held(config: Config, model: Model | None = None) -> dict[str, float]:
     if lowers(config, model) and config.training.ranks == 1:
         parts["in bfloat16"] = 2
     return parts
+
+
+def copied(config: Config) -> tuple[float, float]:
+    """Return the bytes per parameter of a copy that is stored in the background: of a version, and of a version with
+    its checkpoint. There are at most two such copies at a time; the second only if the store is slow."""
+    weights, objective = _BYTES[config.model.dtype], config.objective
+    if config.model.lora_rank:
+        return 0, 0
+    more = moments_of(config)
+    if objective.reference_reset or objective.reference_decay:
+        more += weights
+    if _learns_values(config):
+        more += weights + moments_of(config)
+    return weights, weights + more
+
+
+def _copies(config: Config, parameters: int, per: str = "") -> list[str]:
+    version, checkpoint = (in_words(size * parameters) + per for size in copied(config))
+    if config.model.lora_rank:
+        return []
+    return [f"copies in main memory {version} while a version is stored, {checkpoint} with a checkpoint"]
 
 
 def moments_of(config: Config) -> float:

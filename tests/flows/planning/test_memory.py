@@ -15,8 +15,10 @@ from flows.planning.memory import Model
 from tba.batches.packing import Group, row_logps
 from tba.batches.recomputation import keeping_little
 from tba.config import Config, OptimizerName, TrainingConfig
+from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import computing
 from tba.presets import preset
+from tba.train.learner import Learner
 from tba.train.trained_model import Trained
 from tba.train.training_state import optimizer_tensors
 
@@ -118,6 +120,41 @@ def test_the_moments_of_an_optimizer_take_as_many_bytes_as_reported(
     assert moments / sum(it.numel() for it in model.parameters()) == pytest.approx(memory.moments_of(config), rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("changes", "version", "checkpoint"),
+    [
+        ({}, 4, 12),
+        ({"objective.reference_decay": 0.9}, 4, 16),
+        ({"objective.name": "ppo"}, 4, 24),
+        ({"model.dtype": "bfloat16"}, 2, 6),
+    ],
+)
+def test_copies_that_are_stored_in_the_background_have_the_size_that_is_reported(
+    changes: dict[str, object], version: int, checkpoint: int
+):
+    config = preset("quickstart").replace({**changes, "model.device": "cpu"})
+    assert memory.copied(config) == (version, checkpoint)
+    said = memory.describe(config)
+    per = " for each billion"
+    assert f"copies in main memory {version} GB{per} while a version is stored, {checkpoint} GB{per} with a" in said
+
+
+def test_a_copy_of_the_learner_takes_as_many_bytes_as_reported(tmp_path: Path):
+    config = preset("quickstart").replace({"model.device": "cpu"})
+    policy = Policy.load(tiny_folder(tmp_path))
+    learner = Learner(config, policy)
+    for parameter in policy.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    learner.trained.optimizer.step()
+    snapshot = learner.snapshot()
+    assert isinstance(snapshot, Snapshot)
+    weights = sum(it.nbytes for it in snapshot.model.parameters())
+    moments = sum(it.nbytes for it in learner.state(step=1, sync=1).optimizer.values() if it.numel() > 1)
+    size = sum(it.numel() for it in policy.model.parameters())
+    version, checkpoint = memory.copied(config)
+    assert weights == version * size and weights + moments == checkpoint * size
+
+
 def test_the_page_and_the_plan_say_what_each_optimizer_holds():
     text = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
     said = set[str]()
@@ -136,7 +173,7 @@ def test_what_lies_in_main_memory_is_reported_separately(tmp_path: Path, objecti
     said = memory.describe(config)
     assert "AdamW" not in said.partition(";")[0]
     assert said.endswith(f"; in main memory AdamW {each} bytes a parameter: {memory.in_words(each * size)}")
-    assert "main memory" not in memory.describe(config.replace({"model.device": "cpu"}))
+    assert "in main memory AdamW" not in memory.describe(config.replace({"model.device": "cpu"}))
 
 
 def test_the_page_has_the_computed_sizes_for_seven_billion_parameters():
