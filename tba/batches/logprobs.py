@@ -17,6 +17,9 @@ from torch.autograd.function import once_differentiable
 
 PROJECTED = 2**23
 """Number of logits that are computed together. It gives enough rows for a fast matrix product."""
+SUMMED = 8
+"""Number of such products whose part of the weights' gradient is computed together, if it is summed in another type
+than that of the products. Each sum reads and writes all weights, which takes longer than a product of few rows."""
 IN_CACHE = 2**20
 """Number of logits that are normalised together: few enough to stay in a CPU's cache, which is several times faster."""
 KEPT_BYTES = 2**29
@@ -174,19 +177,23 @@ class _ProjectedLogps(torch.autograd.Function):
         by_weight_VD = _zeros(weight_VD) if ctx.needs_input_grad[1] else None
         by_bias_V = _zeros(bias_V) if ctx.needs_input_grad[2] else None
         still = iter(kept)
-        for hidden, tokens, grad, by_hidden in _in_pieces(
-            PROJECTED, len(weight_VD), hidden_ND, tokens_N, grad_N, by_hidden_ND
+        sums = 1 if by_weight_VD is None or by_weight_VD.dtype == ctx.computed else SUMMED
+        for block, of_block, grads, by_block in _in_pieces(
+            PROJECTED, len(weight_VD), hidden_ND, tokens_N, grad_N, by_hidden_ND, together=sums
         ):
-            logits = next(still, None)
-            if logits is None:
-                logits = nn.functional.linear(hidden, weight, bias)
-            by_logits = torch.empty_like(logits)
-            _write_gradient(by_logits, grad, logits, tokens, ctx.temperature)
-            torch.mm(by_logits, weight, out=by_hidden)
+            by_logits_BV = block.new_empty(len(block), len(weight_VD))
+            for hidden, tokens, grad, by_hidden, by_logits in _in_pieces(
+                PROJECTED, len(weight_VD), block, of_block, grads, by_block, by_logits_BV
+            ):
+                logits = next(still, None)
+                if logits is None:
+                    logits = nn.functional.linear(hidden, weight, bias)
+                _write_gradient(by_logits, grad, logits, tokens, ctx.temperature)
+                torch.mm(by_logits, weight, out=by_hidden)
             if by_weight_VD is not None:
-                _add_product(by_weight_VD, by_logits.T, hidden)
+                _add_product(by_weight_VD, by_logits_BV.T, block)
             if by_bias_V is not None:
-                by_bias_V += by_logits.sum(dim=0, dtype=by_bias_V.dtype)
+                by_bias_V += by_logits_BV.sum(dim=0, dtype=by_bias_V.dtype)
         return by_hidden_ND, by_weight_VD, by_bias_V, None, None, None, None
 
 
@@ -249,10 +256,10 @@ def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: 
         to.copy_(by_logits.scatter_add_(1, tokens[:, None], grad[:, None]))
 
 
-def _in_pieces(most: int, vocabulary: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield pieces of all tensors together, a few rows at a time. A piece has at most `most` logits, or a single
-    row."""
-    return zip(*(tensor.split(max(1, most // vocabulary)) for tensor in tensors), strict=True)
+def _in_pieces(most: int, vocabulary: int, *tensors: Tensor, together: int = 1) -> Iterator[tuple[Tensor, ...]]:
+    """Yield pieces of all tensors together, a few rows at a time. A piece has at most `most` logits, or a single row.
+    With `together`, this many pieces are one."""
+    return zip(*(tensor.split(together * max(1, most // vocabulary)) for tensor in tensors), strict=True)
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:

@@ -20,6 +20,7 @@ from tba.generation.vllm_plugin import OURS
 from tba.models.file_checks import check_files, read_object
 
 CPU_CACHE = 1.0  # gigabytes for keys and values on a CPU, whose memory other processes use too
+CPU_BLOCK = 32  # tokens; responses share whole blocks of a prompt. vLLM's 128 on a CPU are longer than many prompts
 
 
 def start_engine(arguments: EngineArgs, *, on_cpu: bool) -> LLMEngine:

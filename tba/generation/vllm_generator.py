@@ -20,7 +20,7 @@ from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed, TBAError
 from tba.generation.requests import check_request
 from tba.generation.version_folder import describe, is_gone, shapes_of
 from tba.generation.vllm_adapters import EngineAdapters, adapter_arguments
-from tba.generation.vllm_engine import CPU_CACHE, check_served, end_engine, generation_config, start_engine
+from tba.generation.vllm_engine import CPU_BLOCK, CPU_CACHE, check_served, end_engine, generation_config, start_engine
 from tba.generation.vllm_plugin import FROM_FOLDER
 from tba.generation.vllm_requests import EngineRequests
 from tba.models.adapters import Adapter
@@ -140,6 +140,7 @@ class VLLMGenerator:
             max_num_batched_tokens=max(8192, self.batch_responses, self.max_tokens if on_cpu else 0),
             enable_chunked_prefill=not on_cpu,  # needs to undo seeded draws, which vLLM cannot do on a CPU
             enable_prefix_caching=True,
+            block_size=CPU_BLOCK if on_cpu else None,
             enforce_eager=on_cpu or not self.config.compile,
             gpu_memory_utilization=self.config.fraction(roles),
             kv_cache_memory_bytes=int(cache * 2**30) if cache else None,

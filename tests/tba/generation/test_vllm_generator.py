@@ -193,21 +193,25 @@ def test_a_version_is_taken_by_the_running_engine_and_all_it_says_is_from_its_we
     assert engine_processes() == processes
 
 
-def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
-    """Blocks are reused within a version; otherwise the test above would prove nothing."""
+@pytest.mark.parametrize("before", [True, False], ids=["after another", "together"])
+def test_responses_to_a_prompt_share_what_was_computed(generator: Any, before: bool):
+    """Blocks of 32 tokens or fewer are reused within a version; otherwise the test above would prove nothing."""
     requests, salt = generator.requests, str(generator.version)
     engine = requests.engine
-    long = prompts_of(["8" * 400])
-    generate(generator, long, [[1]], temperature=1.0, limits=[1])
-    engine.add_request(
-        "again",
-        requests.prompt(long[0], generator.version),
-        requests.sampling(Request(prompt=long[0], seed=2, limit=1, temperature=1.0)),
-    )
-    outputs = []
+    prompt = prompts_of(["8" * 45 if before else "7" * 45])[0]
+    if before:
+        generate(generator, [prompt], [[1]], temperature=1.0, limits=[1])
+    for seed in (2, 3, 4):
+        engine.add_request(
+            f"response {seed}",
+            requests.prompt(prompt, generator.version),
+            requests.sampling(Request(prompt=prompt, seed=seed, limit=1, temperature=1.0)),
+        )
+    cached = list[int]()
     while engine.has_unfinished_requests():
-        outputs += engine.step()
-    assert salt == str(V0) and outputs[-1].num_cached_tokens >= 128
+        cached += [output.num_cached_tokens for output in engine.step()]
+    assert salt == str(V0) and len(cached) == 3
+    assert sum(shared >= 32 for shared in cached) == (3 if before else 2)
 
 
 def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted_and_under_their_name(
