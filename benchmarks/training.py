@@ -47,10 +47,12 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import generation
 from benchmarks.generation import write_model
 from benchmarks.harness.hardware import hardware, results_file
+from benchmarks.science.lagged import start_of
 from tba.batches.batching import Batch, prompt_lengths
 from tba.batches.packing import Row, attending, groups_of, tokens_per_call
 from tba.fetched import Fetched, Lists
 from tba.models.policy import Policy
+from tba.models.pretrained import computing
 from tba.objectives import trajectory_balance
 from tba.presets import preset
 from tba.train.learner import Learner
@@ -75,7 +77,7 @@ KINDS = {
 class Workload:
     name: str
     preset: str = "gsm8k"
-    hidden: int = 256
+    hidden: int = 256  # 0: the model that the preset starts from
     layers: int = 4
     vocabulary: int
     groups: int = 1
@@ -90,6 +92,10 @@ WORKLOADS = [
         name="quickstart", preset="quickstart", hidden=128, layers=2, vocabulary=16, groups=32, prompt_tokens=(8, 8),
         response_tokens=(6, 6),
     ),
+    Workload(
+        name="SmolLM2 in reasoning-gym", preset="reasoning-gym", hidden=0, layers=30, vocabulary=49_152, groups=16,
+        prompt_tokens=(46, 46), response_tokens=(6, 16),
+    ),
 ]  # fmt: skip
 
 
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--trl", type=os.path.abspath, help="folder with TRL")
+    parser.add_argument("--only", choices=[it.name for it in WORKLOADS], help="one workload")
     options = parser.parse_args()
     if options.trl and options.trl not in sys.path:  # transformers looks for packages only at its import
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), options.trl]
@@ -108,7 +115,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     options.out.mkdir(parents=True, exist_ok=True)
     path, results = results_file(options.out, "training"), []
-    for workload in WORKLOADS:  # results are written after each
+    for workload in [it for it in WORKLOADS if options.only in (None, it.name)]:  # results are written after each
         results.append(measure(workload, options.repeats, with_trl=bool(options.trl)))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -158,7 +165,8 @@ def measure(workload: Workload, repeats: int, *, with_trl: bool) -> dict[str, An
 
 def naive(learner: Learner, batch: Batch) -> None:
     for part in parts_of(learner, batch):
-        logits_BTV = learner.policy.model(input_ids=part.tokens_BT, use_cache=False).logits[:, :-1]
+        with computing_of(learner):
+            logits_BTV = learner.policy.model(input_ids=part.tokens_BT, use_cache=False).logits[:, :-1].float()
         logps_BTV = torch.log_softmax(logits_BTV / learner.config.search.temperature, dim=-1)
         logp_BT = logps_BTV.gather(-1, part.tokens_BT[:, 1:, None]).squeeze(-1) * part.response_mask_BT[:, 1:]
         logp_PK, ref_logp_PK, reward_PK = (
@@ -186,17 +194,18 @@ def two_passes_of(learner: Learner, batch: Batch) -> Callable[[], None]:
 
 def bare(learner: Learner, batch: Batch, *, packs: bool, output_layer: bool = True) -> None:
     model: Any = learner.policy.model
-    for part in parts_of(learner, batch):
-        if packs:
-            row = Row.of(groups_of(part)[0], tokens_per_call(model.device), model.device)
-            with attending(model, row):
-                read = model.base_model(input_ids=row.tokens_1N, position_ids=row.positions_1N, use_cache=False)
-            out = read.last_hidden_state[0, row.predicts_M]
-        else:
-            read = model.base_model(input_ids=part.tokens_BT[:, :-1], use_cache=False)
-            out = read.last_hidden_state[part.response_mask_BT[:, 1:]]
-        if output_layer:
-            out = model.get_output_embeddings()(out)
+    for part in parts_of(learner, batch, packs=packs):
+        with computing_of(learner):
+            if packs:
+                row = Row.of(groups_of(part)[0], tokens_per_call(model.device), model.device)
+                with attending(model, row):
+                    read = model.base_model(input_ids=row.tokens_1N, position_ids=row.positions_1N, use_cache=False)
+                out = read.last_hidden_state[0, row.predicts_M]
+            else:
+                read = model.base_model(input_ids=part.tokens_BT[:, :-1], use_cache=False)
+                out = read.last_hidden_state[part.response_mask_BT[:, 1:]]
+            if output_layer:
+                out = model.get_output_embeddings()(out)
         out.backward(out.detach())
 
 
@@ -227,7 +236,9 @@ def trl_step(learner: Learner, batch: Batch) -> Callable[[], object]:
     def step() -> None:
         trainer.model.zero_grad(set_to_none=True)
         for inputs in parts:
-            trainer._compute_loss(trainer.model, inputs).backward()
+            with computing_of(learner):
+                loss = trainer._compute_loss(trainer.model, inputs)
+            loss.backward()
 
     return step
 
@@ -251,9 +262,13 @@ def trl_inputs(part: Batch, pad_id: int, *, counted: torch.Tensor) -> dict[str, 
     }
 
 
-def parts_of(learner: Learner, batch: Batch) -> Iterator[Batch]:
-    most = learner.config.training.most_groups
-    return (part.batch for part in micro_batches(batch, most_groups=most, most_tokens=None, packs=False))
+def parts_of(learner: Learner, batch: Batch, *, packs: bool = False) -> Iterator[Batch]:
+    groups, tokens = learner.config.training.most_groups, learner.config.training.tokens_per_micro_batch
+    return (part.batch for part in micro_batches(batch, most_groups=groups, most_tokens=tokens, packs=packs))
+
+
+def computing_of(learner: Learner) -> torch.autocast:
+    return computing(learner.policy.model, learner.config.training.compute_dtype)
 
 
 def in_turn(learner: Learner, forms: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -309,6 +324,8 @@ def spread(ratios: list[float]) -> dict[str, float]:
 
 def make_learner(workload: Workload) -> Learner:
     config = preset(workload.preset).replace({"training.prompts_per_step": workload.groups})
+    if not workload.hidden:
+        return Learner(config, Policy.load(start_of(config)))
     with tempfile.TemporaryDirectory() as folder:
         write_model(
             generation.Workload(
