@@ -15,8 +15,6 @@ ROOT.
 
 import argparse
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +24,7 @@ from typing import Any
 import storage
 from benchmarks.replays import LEARNED
 from benchmarks.science.rows import append, line, read, spread
+from benchmarks.science.runs import finished, tba
 from flows.pages.charts import Chart
 from storage.layout import run_url
 from tba.presets import preset
@@ -126,27 +125,6 @@ def take(replay: Replay, root: str) -> Row:
         scores = {m: con.execute(SCORE, {"metric": m}).fetchall()[0][0] for m in ("sampled", "greedy")}
         [(reward, age, distinct)] = con.execute(LEARNED).fetchall()
     return Row(**asdict(replay), **scores, drawn_reward=reward, drawn_age=age, distinct=distinct)
-
-
-def finished(root: str, name: str) -> bool:
-    """If the run exists, resume it until it has finished and return True. Otherwise return False."""
-    url = run_url(root, name)
-    if not (Path(url) / "run.json").exists():
-        return False
-    tba("resume", url)
-    return True
-
-
-def tba(*arguments: str, changes: Mapping[str, Any] | None = None) -> None:
-    command = tba_command(*arguments, changes=changes)
-    told = subprocess.run(command, capture_output=True, text=True)
-    if told.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with exit code {told.returncode}:\n{told.stderr[-2000:]}")
-
-
-def tba_command(*arguments: str, changes: Mapping[str, Any] | None = None) -> list[str]:
-    changed = [f"{key}={value}" for key, value in (changes or {}).items()]
-    return [sys.executable, "-m", "flows.cli", *arguments, *(["--set", *changed] if changed else [])]
 
 
 # --- tables and charts ------------------------------------------------------------------------------------------------

@@ -234,7 +234,9 @@ def _evaluator(config: Config, task: Task, policy: Policy) -> Evaluator:
 
 def _generator(config: Config) -> TransformersGenerator:
     return TransformersGenerator(
-        batch_responses=config.search.batch_responses, max_response_tokens=config.search.max_response_tokens
+        dtype=config.model.publish_dtype,
+        batch_responses=config.search.batch_responses,
+        max_response_tokens=config.search.max_response_tokens,
     )
 
 

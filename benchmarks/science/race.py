@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,9 +30,9 @@ from transformers.utils import logging
 
 import storage
 from benchmarks.harness.memory import measured
-from benchmarks.science.ablations import finished, tba_command
 from benchmarks.science.lagged import make_scores
 from benchmarks.science.rows import append, read, spread
+from benchmarks.science.runs import finished, forget_weights, tba_command
 from storage.layout import run_url
 from storage.runs.run import Run as StoredRun
 from storage.weights.versions import Versions
@@ -64,6 +65,7 @@ class Race:
     goal: float
     scored_every: int  # steps
     results: Path
+    keeps_weights: bool = True  # after a run of ours has been scored
 
     def config(self, seed: int) -> Config:
         return preset(self.preset).replace({"seed": seed, **self.scoring})
@@ -236,6 +238,8 @@ def by_us(race: Race, run: Run, root: str) -> Taken:
     name = f"race-{sha256(run.arm.encode()).hexdigest()[:8]}-{run.seed}-{run.rate:g}-{run.threads}-{arm.steps}"
     settings = {**race.common, "training.learning_rate": run.rate, "model.threads": run.threads, **arm.settings}
     memory = math.nan
+    if interrupted(root, name):
+        shutil.rmtree(Path(root) / "runs" / name)  # its clock went on while it stood still
     if not finished(root, name):
         arguments = ("--root", root, "--name", name, "--steps", str(arm.steps), "--seed", str(run.seed))
         _, memory = measured(tba_command("run", arm.task or race.preset, *arguments, changes=settings))
@@ -252,7 +256,20 @@ def by_us(race: Race, run: Run, root: str) -> Taken:
                           score(versions.load(Version(number, attempt)))))  # fmt: skip
             if curve[-1][2] >= run.goal:
                 break
+    if not race.keeps_weights:
+        forget_weights(url)
     return Taken(curve=curve, generated_per_second=generated, learned_per_second=learned, memory_gb=memory)
+
+
+def interrupted(root: str, name: str) -> bool:
+    """Return True if the run has begun but not ended, or was continued."""
+    folder = Path(run_url(root, name))
+    if not (folder / "run.json").exists():
+        return False
+    with storage.connect(str(folder)) as con:
+        [(lives,)] = con.execute("select count(*) from attempts").fetchall()
+        [(steps,)] = con.execute("select coalesce(max(step), 0) from steps").fetchall()
+    return lives != 1 or steps < StoredRun.open(str(folder)).config["training"]["steps"]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -127,6 +127,8 @@ def make_trainer(
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": asked["warmup"],
         "temperature": 1.0,
+        "adam_beta2": asked.get("adam_beta2", 0.999),
+        "max_grad_norm": asked.get("clip_norm", 1.0),
         "use_cpu": True,
         "bf16": asked.get("bfloat16", False),
         "gradient_checkpointing": False,

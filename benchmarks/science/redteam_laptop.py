@@ -23,7 +23,6 @@ Runs are kept under ROOT without their weights.
 
 import argparse
 import json
-import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from benchmarks.science.ablations import finished, tba
 from benchmarks.science.rows import append, line, read, spread
+from benchmarks.science.runs import finished, forget_weights, tba
 from flows.pages.charts import Chart
 from storage import layout
 
@@ -210,12 +209,6 @@ def take(run: Run, root: str) -> Row:
             f"{it['step']}:{it['sampled_attack_success']:.4f}:{it['sampled_diversity']:.4f}" for it in curve
         ),
     )
-
-
-def forget_weights(url: str) -> None:
-    """Remove the weights of a finished run, several gigabytes. Its attacks stay."""
-    for folder in (layout.VERSIONS, layout.CHECKPOINTS):
-        shutil.rmtree(Path(url) / folder, ignore_errors=True)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

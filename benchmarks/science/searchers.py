@@ -39,8 +39,8 @@ import torch
 
 import storage
 from benchmarks.science import victims
-from benchmarks.science.ablations import tba
 from benchmarks.science.rows import append, line, read, spread
+from benchmarks.science.runs import tba
 from flows.pages.charts import Chart
 from storage.layout import run_url
 from tba.models.embeddings import Encoder, cosine_distance

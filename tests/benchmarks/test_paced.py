@@ -36,7 +36,7 @@ def test_the_settings_are_the_tasks_but_for_its_name(name: str, task: str):
     assert preset_of(name) == preset_of(task).replace({"task.name": name})
 
 
-def test_a_wrong_pace_or_an_unknown_option_is_refused():
-    for options in ({"latency": -1}, {"speed": 2}):
-        with pytest.raises(ConfigError, match=rf"task\.options\.{next(iter(options))}"):
-            PacedQuickstart(TaskConfig(name=NAME, options=options))
+@pytest.mark.parametrize(("option", "value"), [("latency", -1), ("speed", 2)])
+def test_a_wrong_pace_or_an_unknown_option_is_refused(option: str, value: int):
+    with pytest.raises(ConfigError, match=rf"task\.options\.{option}.*{value}" if value < 0 else option):
+        PacedQuickstart(TaskConfig(name=NAME, options={option: value}))
