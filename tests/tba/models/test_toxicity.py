@@ -4,6 +4,7 @@ tests/tba/tasks/test_redteam.py."""
 import math
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -19,17 +20,23 @@ installed = needs("profanity_check", "sklearn", "joblib")
 
 
 @pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the installed package, which Python would import instead."""
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a copy of the installed package, which Python would import instead, and forget the copy afterwards."""
     package = distribution("alt-profanity-check")
     for file in package.files or ():
         if ".." not in file.parts and file.suffix != ".pyc":
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(str(package.locate_file(file)), tmp_path / file)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in [it for it in sys.modules if it.partition(".")[0] == "profanity_check"]:
+    for name in imported():
         monkeypatch.delitem(sys.modules, name)
-    return tmp_path / "profanity_check"
+    yield tmp_path / "profanity_check"
+    for name in imported():
+        del sys.modules[name]
+
+
+def imported() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "profanity_check"]
 
 
 @installed
