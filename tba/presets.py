@@ -139,18 +139,19 @@ def instructions() -> Config:
     return Config(
         task=TaskConfig(name="instructions", options={"kinds": kinds, "constraints": [1, 1, 2], "words": 30}),
         model=ModelConfig(path=SMOLLM2, publish_dtype="bfloat16", threads="shared"),
-        objective=TrajectoryBalance(beta_start=0.1, beta_end=0.1),
-        sampling=SamplingConfig(recent_share=0.5, capacity=64),
+        objective=TBAPrime(beta_start=0.1, beta_end=0.1),
+        sampling=SamplingConfig(recent_share=1.0, copies="all"),
         search=SearchConfig(
             searchers=1, responses_per_prompt=8, prompts_per_round=8, temperature=0.7, max_prompt_tokens=192,
-            max_response_tokens=96, initial_fill=128,
+            max_response_tokens=96, initial_fill=64,
         ),
         training=TrainingConfig(
-            steps=400, prompts_per_step=8, responses_per_prompt=8, tokens_per_micro_batch=2048, learning_rate=2e-5,
-            optimizer="adamw-fused", schedule="warmup-stable-decay", warmup_steps=10, decay_steps=100, clip_norm=1.0,
+            steps=150, prompts_per_step=8, responses_per_prompt=8, tokens_per_micro_batch=1024,
+            optimizer="adamw-fused", adam_beta2=0.95, learning_rate=1e-5, schedule="linear", warmup_steps=10,
+            clip_norm=1.0,
         ),
-        sync=SyncConfig(every=4, checkpoint_every=5),
-        evaluation=EvaluationConfig(every=25, prompts=128, samples=8, pass_at=(1, 8)),
+        sync=SyncConfig(every=1, lag=1, checkpoint_every=10),
+        evaluation=EvaluationConfig(every=75, prompts=128, samples=8, pass_at=(1, 8)),
         limits=LimitsConfig(data_deadline=3600.0),
     )  # fmt: skip
 
@@ -199,21 +200,23 @@ def reasoning_gym() -> Config:
     }  # fmt: skip
     return Config(
         task=TaskConfig(
-            name="reasoning-gym", options={"datasets": [{"name": "basic_arithmetic", "settings": sums}]}
+            name="reasoning-gym",
+            options={"datasets": [{"name": "basic_arithmetic", "settings": sums}], "train_size": 4000},
         ),
         model=ModelConfig(path=SMOLLM2, publish_dtype="bfloat16", threads="shared"),
-        objective=TBAPrime(beta_start=0.01, beta_end=0.01),
+        objective=TBAPrime(beta_start=0.05, beta_end=0.05),  # with 0.01, groups of equal wrong answers stay as they are
         sampling=SamplingConfig(recent_share=1.0, copies="all"),
         search=SearchConfig(
-            searchers=1, responses_per_prompt=8, prompts_per_round=8, temperature=1.0, max_prompt_tokens=96,
-            max_response_tokens=24, initial_fill=64,
+            searchers=1, responses_per_prompt=8, prompts_per_round=16, temperature=1.0, max_prompt_tokens=96,
+            max_response_tokens=16, initial_fill=128,
         ),
         training=TrainingConfig(
-            steps=120, prompts_per_step=8, responses_per_prompt=8, tokens_per_micro_batch=2048, optimizer="adamw-fused",
-            learning_rate=2e-5, schedule="warmup-stable-decay", warmup_steps=5, decay_steps=40, clip_norm=1.0,
+            steps=400, prompts_per_step=16, responses_per_prompt=8, tokens_per_micro_batch=1024,
+            optimizer="adamw-fused", adam_beta2=0.95, learning_rate=1e-5, schedule="linear", warmup_steps=10,
+            clip_norm=1.0,
         ),
         sync=SyncConfig(every=1, lag=1, checkpoint_every=20),
-        evaluation=EvaluationConfig(every=20, prompts=200, samples=4, pass_at=(1,)),
+        evaluation=EvaluationConfig(every=100, prompts=200, samples=4, pass_at=(1,)),
         limits=LimitsConfig(data_deadline=1800.0),  # searchers wait for a step, and the trainer for a round
     )  # fmt: skip
 
