@@ -145,6 +145,11 @@ class Excuse:
 
 EXCUSES = [
     Excuse("make |PYTHONPATH=.* make ", "it installs, or takes minutes to days", is_a_target),
+    Excuse(
+        "python -m benchmarks.science.speed",
+        "as below",
+        lambda words: has_its_options([*words[:2], "benchmarks.science.race", *words[3:]]),
+    ),
     Excuse("python -m benchmarks", "it measures for minutes to days, and writes into the repository", has_its_options),
     Excuse(
         "python -m flows.stack",
