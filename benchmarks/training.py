@@ -323,7 +323,8 @@ def spread(ratios: list[float]) -> dict[str, float]:
 
 
 def make_learner(workload: Workload) -> Learner:
-    config = preset(workload.preset).replace({"training.prompts_per_step": workload.groups})
+    changes = {"training.prompts_per_step": workload.groups, "objective.name": "trajectory-balance"}
+    config = preset(workload.preset).replace(changes)
     if not workload.hidden:
         return Learner(config, Policy.load(start_of(config)))
     with tempfile.TemporaryDirectory() as folder:
