@@ -1,11 +1,12 @@
 """Measure a trainer's step without its update: tokens per second and memory, compared with a naive step and the bare
 model.
 
-    python -m benchmarks.training [--repeats 5] [--out FOLDER] [--trl FOLDER]
+    python -m benchmarks.training [--repeats 5] [--out FOLDER] [--trl FOLDER] [--only WORKLOAD]
 
-Weights and tokens are random, the objective is trajectory balance, and a batch is read in the micro-batches of its
-preset. All forms differentiate the same batch in turn, in one process, several times. The result is the median of the
-ratios of CPU times, which other work on the machine hardly affects; on a GPU, of wall-clock times. The forms:
+Tokens are random, and so are weights, except those of SmolLM2, which needs the packages of requirements-laptop.txt. The
+objective is trajectory balance, and a batch is read in the micro-batches of its preset. All forms differentiate the
+same batch in turn, in one process, several times. The result is the median of the ratios of CPU times, which other work
+on the machine hardly affects; on a GPU, of wall-clock times. The forms:
 
 naive          rows padded to the longest row of their micro-batch, logits and log-softmax of all positions, as in the
                code that was published with the paper

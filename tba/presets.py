@@ -193,7 +193,7 @@ def redteam_laptop() -> Config:
 
 
 def reasoning_gym() -> Config:
-    """Sums of two numbers with two digits, for SmolLM2 with 135 million parameters."""
+    """Sums of two numbers up to 100, for SmolLM2 with 135 million parameters."""
     sums: dict[str, JsonValue] = {
         "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2, "operators": ["+"],
         "allow_parentheses": False, "allow_negation": False,

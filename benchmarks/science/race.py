@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,7 +31,7 @@ import storage
 from benchmarks.harness.memory import measured
 from benchmarks.science.lagged import make_scores
 from benchmarks.science.rows import append, read, spread
-from benchmarks.science.runs import finished, forget_weights, tba_command
+from benchmarks.science.runs import finished_in_one_go, forget_weights, tba_command
 from storage.layout import run_url
 from storage.runs.run import Run as StoredRun
 from storage.weights.versions import Versions
@@ -168,7 +167,7 @@ Curve = Sequence[tuple[int, float, float]]  # steps, seconds, sampled accuracy
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What was measured of a run."""
+    """The learning curve of a run, its speeds and its memory."""
 
     curve: Curve
     generated_per_second: float
@@ -177,7 +176,7 @@ class Taken:
 
 
 def take(race: Race, run: Run, root: str, trl: Path | None) -> Row:
-    taken = by_trl(race, run, trl) if race.arms[run.arm].trl else by_us(race, run, root)
+    taken = run_trl(race, run, trl) if race.arms[run.arm].trl else run_ours(race, run, root)
     seconds, steps = reached(taken.curve, run.goal)
     last = taken.curve[-1]
     return Row(
@@ -203,7 +202,7 @@ def reached(curve: Curve, goal: float) -> tuple[float, float]:
     return float("inf"), float("inf")
 
 
-def by_trl(race: Race, run: Run, folder: Path | None) -> Taken:
+def run_trl(race: Race, run: Run, folder: Path | None) -> Taken:
     if folder is None:
         raise SystemExit(f"{run.arm} needs --trl, a folder with TRL: see --help")
     arm = race.arms[run.arm]
@@ -233,14 +232,12 @@ select (select sum(length) / sum(generate_seconds) from trajectories),
 """
 
 
-def by_us(race: Race, run: Run, root: str) -> Taken:
+def run_ours(race: Race, run: Run, root: str) -> Taken:
     arm = race.arms[run.arm]
     name = f"race-{sha256(run.arm.encode()).hexdigest()[:8]}-{run.seed}-{run.rate:g}-{run.threads}-{arm.steps}"
     settings = {**race.common, "training.learning_rate": run.rate, "model.threads": run.threads, **arm.settings}
     memory = math.nan
-    if interrupted(root, name):
-        shutil.rmtree(Path(root) / "runs" / name)  # its clock went on while it stood still
-    if not finished(root, name):
+    if not finished_in_one_go(root, name):
         arguments = ("--root", root, "--name", name, "--steps", str(arm.steps), "--seed", str(run.seed))
         _, memory = measured(tba_command("run", arm.task or race.preset, *arguments, changes=settings))
     url = run_url(root, name)
@@ -259,17 +256,6 @@ def by_us(race: Race, run: Run, root: str) -> Taken:
     if not race.keeps_weights:
         forget_weights(url)
     return Taken(curve=curve, generated_per_second=generated, learned_per_second=learned, memory_gb=memory)
-
-
-def interrupted(root: str, name: str) -> bool:
-    """Return True if the run has begun but not ended, or was continued."""
-    folder = Path(run_url(root, name))
-    if not (folder / "run.json").exists():
-        return False
-    with storage.connect(str(folder)) as con:
-        [(lives,)] = con.execute("select count(*) from attempts").fetchall()
-        [(steps,)] = con.execute("select coalesce(max(step), 0) from steps").fetchall()
-    return lives != 1 or steps < StoredRun.open(str(folder)).config["training"]["steps"]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

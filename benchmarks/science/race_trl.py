@@ -29,7 +29,8 @@ class Clock(TrainerCallback):
     def __init__(self, asked: Mapping[str, Any], config: Any, folder: Path):
         self.asked, self.folder, self.score = asked, folder, make_scores(config)
         self.curve: list[tuple[int, float, float]] = []
-        self.seconds, self.since, self.generating, self.tokens = 0.0, 0.0, 0.0, 0
+        self.seconds, self.since, self.tokens = 0.0, 0.0, 0
+        self.generating, self.waited = 0.0, 0.0  # parts of `seconds`
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._look(0, kwargs["model"])
@@ -55,7 +56,7 @@ class Clock(TrainerCallback):
         model.generate = timed
 
     def told(self) -> dict[str, Any]:
-        learning = self.seconds - self.generating
+        learning = self.seconds - self.generating - self.waited
         return {
             "curve": self.curve,
             "generated_per_second": self.tokens / self.generating,
@@ -87,6 +88,7 @@ def main() -> None:
             read = completion_ids or tokenizer(completions, add_special_tokens=False)["input_ids"]
             clock.tokens += sum(map(len, read))
             time.sleep(asked["latency"])
+            clock.waited += asked["latency"]
             return [
                 task.reward(known[prompt], response(text)).value
                 for prompt, text in zip(prompts, completions, strict=True)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import storage
 from storage.layout import CHECKPOINTS, VERSIONS, run_url
+from storage.runs.run import Run
 
 
 def finished(root: str, name: str) -> bool:
@@ -17,6 +19,21 @@ def finished(root: str, name: str) -> bool:
         return False
     tba("resume", url)
     return True
+
+
+def finished_in_one_go(root: str, name: str) -> bool:
+    """Return True if the run has taken all its steps without a break. Otherwise remove what there is of the run, whose
+    clock went on during the break, and return False."""
+    url = run_url(root, name)
+    if not (Path(url) / "run.json").exists():
+        return False
+    with storage.connect(url) as con:
+        [(lives,)] = con.execute("select count(*) from attempts").fetchall()
+        [(steps,)] = con.execute("select coalesce(max(step), 0) from steps").fetchall()
+    if lives == 1 and steps == Run.open(url).config["training"]["steps"]:
+        return True
+    shutil.rmtree(url)
+    return False
 
 
 def tba(*arguments: str, changes: Mapping[str, Any] | None = None) -> None:

@@ -111,9 +111,9 @@ def copied(config: Config) -> tuple[float, float]:
 
 
 def _copies(config: Config, parameters: int, per: str = "") -> list[str]:
-    version, checkpoint = (in_words(size * parameters) + per for size in copied(config))
     if config.model.lora_rank:
         return []
+    version, checkpoint = (in_words(size * parameters) + per for size in copied(config))
     return [f"copies in main memory {version} while a version is stored, {checkpoint} with a checkpoint"]
 
 

@@ -1,6 +1,7 @@
 """A race: which run comes next, when the goal was reached, and the memory of a command."""
 
 import math
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 from benchmarks.harness.memory import measured
 from benchmarks.science.race import TUNING_SEED, Row, Run, next_run, reached
 from benchmarks.science.rows import append, read
+from benchmarks.science.runs import finished_in_one_go
 from benchmarks.science.speed import QUICKSTART
+from tests.support.storage.synthetic import make_live_run
 
+STORED = Path(__file__).parents[1] / "data" / "0.1.0"
 BOTH = ["TRL's GRPO", "TRL's GRPO, paced"]
 
 
@@ -45,6 +49,21 @@ def test_a_row_is_the_same_after_storage(tmp_path: Path):
     append(tmp_path / "rows.csv", before)
     [after] = read(tmp_path / "rows.csv", Row)
     assert repr(after) == repr(before) and after.key == before.key
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+def test_a_run_that_was_continued_is_removed(tmp_path: Path, lives: int):
+    assert not finished_in_one_go(str(tmp_path), "whole")
+    shutil.copytree(STORED, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "runs" / "whole"
+    if lives == 1:
+        (folder / "attempts" / "0002.json").unlink()
+    assert finished_in_one_go(str(tmp_path), "whole") == folder.exists() == (lives == 1)
+
+
+def test_a_run_that_lacks_steps_is_removed(tmp_path: Path):
+    run = make_live_run(str(tmp_path), "live")
+    assert not finished_in_one_go(str(tmp_path), "live") and not Path(run.url).exists()
 
 
 def test_memory_of_a_command_includes_that_of_its_children():

@@ -116,7 +116,7 @@ def test_what_is_removed_cut_or_doubled_is_put_back(subject: Subject):
     assert contents(subject) == before
 
 
-@pytest.mark.parametrize("flips", [20, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("flips", [40, pytest.param(400, marks=pytest.mark.long)])
 def test_a_flip_is_named_by_the_check_or_changes_no_answer(subject: Subject, flips: int):
     judged = [subject.judge(damage) for damage in planned(subject, flips)]
     assert [f"{it.verdict}: {it.damage}: {it.reasons}" for it in judged if it.verdict in FINDINGS] == []
