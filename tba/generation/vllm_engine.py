@@ -30,8 +30,8 @@ def start_engine(arguments: EngineArgs, *, on_cpu: bool) -> LLMEngine:
     # The resource tracker unblocks signals when it starts. It would otherwise start together with the engine, when
     # they must be blocked.
     resource_tracker.ensure_running()
-    os.environ |= {OURS: "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-    os.environ |= {"VLLM_NO_USAGE_STATS": "1"}
+    os.environ |= {OURS: "cpu" if on_cpu else "gpu", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else every engine binds itself to the same cores

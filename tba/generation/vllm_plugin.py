@@ -7,20 +7,33 @@ from multiprocessing import parent_process
 from tba.runtime.child import end_with_parent
 
 OURS = "TBA_ENGINE"
-"""Name of the environment variable that roles set for the engines they start."""
+"""Name of the environment variable that roles set for the engines they start: `cpu`, or `gpu`."""
 FROM_FOLDER = "tba_folder"
 
 
 def register() -> None:
     """Register `FolderTransfer`, which loads weights into an engine. In an engine of ours, also make this process end
-    together with the role that started it; the role itself outlives its supervisor."""
+    together with the role that started it; the role itself outlives its supervisor. On a CPU, also make the processes
+    of the engine sleep while they wait for each other."""
     if os.environ.get(OURS) and (parent := parent_process()):
         end_with_parent()
         if not parent.is_alive():  # it ended before end_with_parent took effect
             os._exit(1)
+    if os.environ.get(OURS) == "cpu":
+        _sleep_while_waiting()
     from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
         WeightTransferEngineFactory,
     )
 
     if FROM_FOLDER not in WeightTransferEngineFactory._registry:  # vLLM may call register more than once in a process
         WeightTransferEngineFactory.register_engine(FROM_FOLDER, "tba.generation.vllm_transfer", "FolderTransfer")
+
+
+def _sleep_while_waiting() -> None:
+    """Let readers of a queue between processes sleep at once, not after a second. Steps on a CPU take long, and the
+    reader would spend all of that time asking for the next message, on a core that another process needs."""
+    from vllm.distributed.device_communicators.shm_broadcast import (  # pyright: ignore[reportMissingImports]
+        SpinCondition,
+    )
+
+    SpinCondition.__init__.__defaults__ = (0.0,)  # of `busy_loop_s`

@@ -401,7 +401,7 @@ from multiprocessing import get_context, parent_process
 def begin():
     from tba.generation.vllm_plugin import OURS, register
     print("begun", flush=True)
-    os.environ[OURS] = "1"
+    os.environ[OURS] = "cpu"
     parent_process().join()
     register()
     print("goes on without it", flush=True)
@@ -410,6 +410,30 @@ if __name__ == "__main__":
     process = get_context("fork").Process(target=begin)
     process.start()
     os._exit(0)
+"""
+
+
+def test_on_a_cpu_processes_of_an_engine_sleep_while_they_wait_for_each_other():
+    """A core that one of them needs to compute is not taken by another one that only waits."""
+    used = subprocess.run([sys.executable, "-c", WAITS_HALF_A_SECOND], capture_output=True, text=True, timeout=120)
+    assert float(used.stdout or "nan") < 0.1, used.stderr
+
+
+WAITS_HALF_A_SECOND = """
+import os, time
+from tba.generation.vllm_plugin import OURS, register
+os.environ[OURS] = "cpu"
+register()
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+writer = MessageQueue(1, 1)
+reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+writer.enqueue("a message")
+reader.dequeue(timeout=10)
+before = time.process_time()
+try:
+    reader.dequeue(timeout=0.5)
+except TimeoutError:
+    print(time.process_time() - before)
 """
 
 
