@@ -30,10 +30,10 @@ def register() -> None:
 
 
 def _sleep_while_waiting() -> None:
-    """Let readers of a queue between processes sleep at once, not after a second. Steps on a CPU take long, and the
-    reader would spend all of that time asking for the next message, on a core that another process needs."""
-    from vllm.distributed.device_communicators.shm_broadcast import (  # pyright: ignore[reportMissingImports]
-        SpinCondition,
-    )
+    """Let a reader of a queue between processes sleep after a few milliseconds, not after a second. Steps on a CPU take
+    long, and the reader would spend all of that time asking for the next message, on a core that another process
+    needs. A message that follows another one closely may not wake the reader, so it looks often by itself."""
+    from vllm.distributed.device_communicators import shm_broadcast  # pyright: ignore[reportMissingImports]
 
-    SpinCondition.__init__.__defaults__ = (0.0,)  # of `busy_loop_s`
+    shm_broadcast.SpinCondition.__init__.__defaults__ = (0.005,)  # seconds, of `busy_loop_s`
+    shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = 20

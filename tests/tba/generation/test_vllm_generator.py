@@ -437,6 +437,50 @@ except TimeoutError:
 """
 
 
+def test_a_sleeping_process_of_an_engine_is_woken_by_every_message(tmp_path: Path):
+    """Of two messages that follow each other closely, the queue announces only one. A reader that relied on that would
+    sleep for seconds with a message before it."""
+    (script := tmp_path / "exchange.py").write_text(EXCHANGES_MESSAGES)
+    exchanged = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert exchanged.stdout == "all arrived\n", exchanged.stderr
+
+
+EXCHANGES_MESSAGES = """
+import os, time
+from multiprocessing import get_context
+from tba.generation.vllm_plugin import OURS, register
+
+os.environ[OURS] = "cpu"
+
+def queues():
+    register()
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+    return MessageQueue
+
+def answer(pipe):
+    Queue = queues()
+    reader, writer = Queue.create_from_handle(pipe.recv(), 0), Queue(1, 1)
+    pipe.send(writer.export_handle())
+    while (pause := reader.dequeue(indefinite=True)) is not None:
+        time.sleep(pause)
+        writer.enqueue("done")
+
+if __name__ == "__main__":
+    pipe, theirs = get_context("spawn").Pipe()
+    other = get_context("spawn").Process(target=answer, args=(theirs,), daemon=True)
+    other.start()
+    writer = queues()(1, 1)
+    pipe.send(writer.export_handle())
+    reader = queues().create_from_handle(pipe.recv(), 0)
+    for pause in (0, 0, 0.05) * 20:
+        writer.enqueue(pause)
+        reader.dequeue(timeout=3)
+    writer.enqueue(None)
+    other.join()
+    print("all arrived")
+"""
+
+
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_any_number_of_responses_can_be_generated_side_by_side(folders: dict[Version, Path], on_cpu: bool):
     from tba.generation.vllm_generator import VLLMGenerator
