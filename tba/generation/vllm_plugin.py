@@ -30,9 +30,10 @@ def register() -> None:
 
 
 def _sleep_while_waiting() -> None:
-    """Let a reader of a queue between processes sleep after a few milliseconds, not after a second. Steps on a CPU take
-    long, and the reader would spend all of that time asking for the next message, on a core that another process
-    needs. A message that follows another one closely may not wake the reader, so it looks often by itself."""
+    """Make a process that waits for the next message of another one sleep after 5 milliseconds, not after a second.
+    Steps on a CPU take long, and a process that asks for its message all the time takes a core that others need. vLLM
+    does not wake the process for a message that follows another one within about a millisecond. The process therefore
+    looks for messages every 20 milliseconds, not every 5 seconds."""
     from vllm.distributed.device_communicators import shm_broadcast  # pyright: ignore[reportMissingImports]
 
     shm_broadcast.SpinCondition.__init__.__defaults__ = (0.005,)  # seconds, of `busy_loop_s`

@@ -438,8 +438,8 @@ except TimeoutError:
 
 
 def test_a_sleeping_process_of_an_engine_is_woken_by_every_message(tmp_path: Path):
-    """Of two messages that follow each other closely, the queue announces only one. A reader that relied on that would
-    sleep for seconds with a message before it."""
+    """The queue may not announce a message that follows another one closely. A process that only waits for these
+    announcements would sleep for seconds although its message is there."""
     (script := tmp_path / "exchange.py").write_text(EXCHANGES_MESSAGES)
     exchanged = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert exchanged.stdout == "all arrived\n", exchanged.stderr
