@@ -3,14 +3,16 @@
     python -m benchmarks.gpu_check [--out FOLDER]
 
 `make gpu-check` runs this module. It first prints what the machine has. If vLLM is not installed, its tests and
-benchmarks are left out, and the output says so. Results are written to FOLDER/*-<GPU>.json. The exit code is 1 if
-anything failed, and 2 without a GPU.
+benchmarks are left out, and the output says so. No stage stops the next: each has a time limit, and
+FOLDER/gpu-check-<GPU>.json is written after each. Measurements are written to FOLDER/*-<GPU>.json. The exit code is 1
+if anything failed, and 2 without a GPU.
 """
 
 import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,14 +29,25 @@ from benchmarks.harness.hardware import hardware, results_file
 ROOT = Path(__file__).parents[1]
 TESTS = ["tests/test_devices.py"]
 TESTS_OF_VLLM = ["tests/tba/generation/test_vllm_generator.py", "tests/flows/runs/test_vllm.py"]
-MEASUREMENTS = ["benchmarks.generation", "benchmarks.scoring", "benchmarks.weights"]
-MEASUREMENTS_OF_VLLM = ["benchmarks.searching"]
+MEASUREMENTS = [
+    ["benchmarks.training", "--only", "GSM8K, shape of Qwen2.5-1.5B", "--repeats", "3"],
+    ["benchmarks.generation"],
+    ["benchmarks.scoring"],
+    ["benchmarks.weights", "--updates", "20"],
+]
+MEASUREMENTS_OF_VLLM = [["benchmarks.searching"]]
+LIMIT = 600
+"""Seconds of one stage. A stage that takes longer is ended and counts as failed."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    folder = parser.parse_args().out.absolute()
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT, metavar="SECONDS", help="the most that one stage may take"
+    )
+    options = parser.parse_args()
+    folder = options.out.absolute()
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         print(f"error: gpu-check needs a GPU, and torch {torch.__version__}, {built}, finds none", file=sys.stderr)
@@ -42,17 +55,38 @@ def main() -> int:
     machine = describe()
     for name, value in machine.items():
         print(f"{name:14} {value}", flush=True)
-    tests = run_tests(TESTS + (TESTS_OF_VLLM if machine["vllm"] else []))
-    measurements = MEASUREMENTS + (MEASUREMENTS_OF_VLLM if machine["vllm"] else [])
-    failed = [name for name in measurements if not run([sys.executable, "-m", name, "--out", str(folder)])]
-    record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **machine, "tests": tests, "measurements_failed": failed}
-    path = results_file(folder, "gpu-check")
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    fine = tests["exit_code"] == 0 and tests["tests"] > tests["skipped"] and not failed
-    print(f"\n{'passed' if fine else 'FAILED'}: {tests}; measurements that failed: {failed or 'none'}\n{path}")
-    if not machine["vllm"]:
+    folder.mkdir(parents=True, exist_ok=True)
+    stages = check(folder, options.limit, with_vllm="vllm" in machine, record={"measured": today(), **machine})
+    failed = [name for name, stage in stages.items() if stage["exit_code"] != 0]
+    if stages["tests"]["tests"] == stages["tests"]["skipped"]:
+        failed.append("tests (none ran)")
+    print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'passed'}; {results_file(folder, 'gpu-check')}")
+    if "vllm" not in machine:
         print("vLLM is not installed here, so it was neither tested nor measured (docs/gpus.md)")
-    return 0 if fine else 1
+    return 1 if failed else 0
+
+
+def check(folder: Path, limit: float, *, with_vllm: bool, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Run all stages. Return the exit code and the seconds of each, and of the tests how many there were."""
+    stages: dict[str, dict[str, Any]] = {}
+
+    def store(name: str, stage: dict[str, Any]) -> None:
+        stages[name] = stage
+        print(f"{name}: {stage}", flush=True)
+        results_file(folder, "gpu-check").write_text(json.dumps({**record, "stages": stages}, indent=1) + "\n")
+
+    store("tests", run_tests(TESTS, limit))
+    for command in MEASUREMENTS:
+        store(command[0], run([sys.executable, "-m", *command, "--out", str(folder)], limit))
+    if with_vllm:
+        store("tests of vLLM", run_tests(TESTS_OF_VLLM, limit))
+        for command in MEASUREMENTS_OF_VLLM:
+            store(command[0], run([sys.executable, "-m", *command, "--out", str(folder)], limit))
+    return stages
+
+
+def today() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def describe() -> dict[str, Any]:
@@ -75,27 +109,29 @@ def driver() -> str:
     return found.splitlines()[0] if found.strip() else "unknown"
 
 
-def run_tests(paths: list[str]) -> dict[str, Any]:
-    began = time.monotonic()
+def run_tests(paths: list[str], limit: float = LIMIT) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-m", "gpu or vllm", "-W", "ignore:Unclosed:ResourceWarning", f"--junitxml={report}"]
-        code = call([sys.executable, "-m", "pytest", *paths, *options])
+        ended = run([sys.executable, "-m", "pytest", *paths, *options], limit)
         suites = ElementTree.parse(report).getroot().iter("testsuite") if report.exists() else []
         counts = [{name: int(it.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")} for it in suites]
-    counted = {name: sum(it[name] for it in counts) for name in ("tests", "failures", "errors", "skipped")}
-    return {"exit_code": code, **counted, "seconds": round(time.monotonic() - began)}
+    return {**ended, **{name: sum(it[name] for it in counts) for name in ("tests", "failures", "errors", "skipped")}}
 
 
-def run(command: list[str]) -> bool:
+def run(command: list[str], limit: float) -> dict[str, Any]:
+    """Run a command in the repository, so that roles find the package even if it is not installed. Return its exit code
+    and its seconds."""
     print(f"\n{' '.join(command[1:])}", flush=True)
-    return call(command) == 0
-
-
-def call(command: list[str]) -> int:
-    """Run a command in the repository, so that roles find the package even if it is not installed."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}).returncode
+    paths, began = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])], time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
+        try:
+            code: int | str = process.wait(limit)
+        except subprocess.TimeoutExpired:  # its processes too: an engine's hold the GPU
+            os.killpg(process.pid, signal.SIGKILL)
+            code = f"ended after {limit:.0f} seconds"
+    return {"exit_code": code, "seconds": round(time.monotonic() - began)}
 
 
 if __name__ == "__main__":

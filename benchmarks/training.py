@@ -42,12 +42,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 import transformers
+from torch.autograd import DeviceType
 from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks import generation
 from benchmarks.generation import write_model
 from benchmarks.harness.hardware import hardware, results_file
+from benchmarks.harness.tiny_models import tiny_tokenizer
 from benchmarks.science.lagged import start_of
 from tba.batches.batching import Batch, prompt_lengths
 from tba.batches.packing import Row, attending, groups_of, tokens_per_call
@@ -82,6 +85,8 @@ class Workload:
     layers: int = 4
     vocabulary: int
     groups: int = 1
+    groups_per_micro_batch: int | None = None  # None: as in the preset
+    on_gpu: bool = False  # too large for a CPU
     prompt_tokens: tuple[int, ...] = PROMPT_TOKENS
     response_tokens: tuple[int, ...] = RESPONSE_TOKENS
 
@@ -96,6 +101,10 @@ WORKLOADS = [
     Workload(
         name="SmolLM2 in reasoning-gym", preset="reasoning-gym", hidden=0, layers=30, vocabulary=49_152, groups=16,
         prompt_tokens=(46, 46), response_tokens=(6, 16),
+    ),
+    Workload(
+        name="GSM8K, shape of Qwen2.5-1.5B", hidden=1536, layers=28, vocabulary=151_936, groups=2,
+        groups_per_micro_batch=1, on_gpu=True,
     ),
 ]  # fmt: skip
 
@@ -116,7 +125,8 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     options.out.mkdir(parents=True, exist_ok=True)
     path, results = results_file(options.out, "training"), []
-    for workload in [it for it in WORKLOADS if options.only in (None, it.name)]:  # results are written after each
+    chosen = [it for it in WORKLOADS if options.only == it.name or not (options.only or it.on_gpu)]
+    for workload in chosen:  # results are written after each
         results.append(measure(workload, options.repeats, with_trl=bool(options.trl)))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -153,7 +163,7 @@ def measure(workload: Workload, repeats: int, *, with_trl: bool) -> dict[str, An
             for name, them in seconds.items()
             if name != "ours"
         },
-        "seconds_by_kind": {name: by_kind(forms[name]) for name in ("naive", "ours")},
+        "seconds_by_kind": {name: by_kind(learner, forms[name]) for name in ("naive", "ours")},
         "peak_MB": {name: round(peak / 1e6, 1) for name, peak in memory.items()},
         "loss_MB": {
             name: round((memory[name] - body[name == "ours"]) / 1e6, 1) for name in ("naive", "padded", "ours")
@@ -308,14 +318,18 @@ def peak_bytes(learner: Learner, form: Callable[[], object]) -> int:
     return int(held.max())
 
 
-def by_kind(form: Callable[[], object]) -> dict[str, float]:
-    """Return the CPU seconds of each kind of operation. The rest is copies, norms, activations and Python."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+def by_kind(learner: Learner, form: Callable[[], object]) -> dict[str, float]:
+    """Return the seconds of each kind of operation, of a CPU or of the GPU. The rest is copies, norms, activations and,
+    on a CPU, Python."""
+    on_gpu = learner.policy.device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiled:
         form()
+        finish(learner)
     found = dict.fromkeys([*KINDS, "the rest"], 0.0)
     for event in profiled.key_averages():
-        kind = next((kind for kind, names in KINDS.items() if any(it in event.key for it in names)), "the rest")
-        found[kind] += event.self_cpu_time_total / 1e6
+        if event.device_type == DeviceType.CPU:  # the time of a kernel also counts as that of its operation
+            kind = next((kind for kind, names in KINDS.items() if any(it in event.key for it in names)), "the rest")
+            found[kind] += (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
     return {kind: round(seconds, 3) for kind, seconds in found.items()}
 
 
@@ -325,7 +339,11 @@ def spread(ratios: list[float]) -> dict[str, float]:
 
 def make_learner(workload: Workload) -> Learner:
     changes = {"training.prompts_per_step": workload.groups, "objective.name": "trajectory-balance"}
+    if workload.groups_per_micro_batch:
+        changes["training.groups_per_micro_batch"] = workload.groups_per_micro_batch
     config = preset(workload.preset).replace(changes)
+    if workload.on_gpu:
+        return Learner(config, large_policy(workload))
     if not workload.hidden:
         return Learner(config, Policy.load(start_of(config)))
     with tempfile.TemporaryDirectory() as folder:
@@ -337,6 +355,18 @@ def make_learner(workload: Workload) -> Learner:
             Path(folder),
         )  # fmt: skip
         return Learner(config, Policy.load(folder))
+
+
+def large_policy(workload: Workload) -> Policy:
+    """Return a policy with the layers of Qwen2.5-1.5B and random weights, which are made on the GPU."""
+    config = Qwen2Config(
+        vocab_size=workload.vocabulary, hidden_size=workload.hidden, intermediate_size=8960,
+        num_hidden_layers=workload.layers, num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    device = torch.device("cuda")
+    with device:
+        model = Qwen2ForCausalLM(config)
+    return Policy(model.eval(), tiny_tokenizer(), device)
 
 
 def make_rows(workload: Workload, k: int) -> Fetched:

@@ -77,7 +77,7 @@ def test_an_optimizer_moves_weights_as_on_the_cpu_and_keeps_its_state_where_it_s
     chance, training, found = torch.Generator().manual_seed(0), TrainingConfig(optimizer=name), []
     start_NC, gradients = torch.randn(50, 300, generator=chance), torch.randn(4, 50, 300, generator=chance)
     for where in ("cpu", device):
-        weight = torch.nn.Parameter(start_NC.to(where))
+        weight = torch.nn.Parameter(start_NC.to(where, copy=True))  # an optimizer changes it in place
         optimizer = make_optimizer([weight], training, learning_rate=1e-2)
         for step, gradient in enumerate(gradients):
             if step == 2:
