@@ -9,6 +9,18 @@ variance of log(pi / pi_ref) - r / beta within each group. This loss is zero exa
 pi_ref exp(r / beta) on the drawn responses. That holds whichever policy sampled them, so no importance ratio is needed.
 With a reference power other than 1, the target is pi_ref^power exp(r / beta).
 
+With a behaviour share lambda above 0, the residual is proximal:
+
+    delta = log Z(x) + log pi - (1 - lambda) log pi_ref - lambda log mu - (1 - lambda) r / beta
+
+where mu sampled the response. A step then moves towards a geometric mixture of target and mu, so it is short where the
+data is old. At mu = pi the residual is 1 - lambda times that of the target, so the minimum of iterated steps stays the
+target, for every lambda below 1.
+
+Residuals can have weights w, which are constants: the loss is the mean of w delta^2, and log Z a mean with the weights
+w. Any positive weights keep the target. `ratio` gives min(pi / mu, cap) to a whole response, so that what the policy
+has long ceased to say hardly counts.
+
 A learned log Z, as in synchronous GFlowNets, is the output of a model that reads the prompt. The loss is the same, and
 its gradient moves log Z towards the mean of r / beta - log(pi / pi_ref) over the drawn responses. Both variants have
 the same minimum.
@@ -24,7 +36,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tba.objectives.groups import Anchor, Groups, Loss, check_groups, equal_rewards, has_equal_rewards
+from tba.objectives.groups import LARGEST, Anchor, Groups, Loss, check_groups, equal_rewards, has_equal_rewards
 from tba.objectives.objective import Auxiliary, Objective, line
 from tba.runtime.lazy_torch import torch
 from tba.settings import Positive, Tempering, settings
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LogZ = Literal["group", "leave-one-out"]
+Weights = Literal["equal", "ratio"]
 
 
 @settings
@@ -58,6 +71,15 @@ class TrajectoryBalance(Objective):
     the default is refused unless `log_z` is `learned`."""
     anchor: Anchor = "reference"
     """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
+    behaviour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Lambda: how much the policy that sampled a response counts in the target of a step. Higher values take shorter
+    steps from old data, with the same final target. 0 leaves that policy out."""
+    weights: Weights = "equal"
+    """Weight of each response in the loss and in log Z. `equal`: 1. `ratio`: the probability of the response under the
+    policy divided by that under the policy that sampled it, at most `weight_cap`."""
+    weight_cap: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Largest weight of a response. Lower values treat responses that the policy has made more likely like others. A
+    value other than the default is refused where `weights` is `equal`."""
 
     @property
     def needs_reference(self) -> bool:
@@ -65,7 +87,7 @@ class TrajectoryBalance(Objective):
 
     @property
     def needs_tokens(self) -> bool:
-        return self.anchor == "behaviour"
+        return self.anchor == "behaviour" or self.behaviour_share > 0 or self.weights != "equal"
 
     @property
     def has_residuals(self) -> bool:
@@ -73,9 +95,9 @@ class TrajectoryBalance(Objective):
 
     def has_no_gradient(self, reward_PK: Tensor, equal_P: Tensor) -> Tensor:
         """Return [P]: true for groups of equal responses with equal rewards, whose residuals are all equal to their
-        mean, 0. This does not hold for a learned log Z, nor if the responses were sampled by different policies and the
-        anchor is the policy that sampled."""
-        if self.log_z == "learned" or self.anchor == "behaviour":
+        mean, 0. This does not hold for a learned log Z, nor if the residuals contain log-probabilities under the
+        policies that sampled, which may be different ones."""
+        if self.log_z == "learned" or self.anchor == "behaviour" or self.behaviour_share:
             return super().has_no_gradient(reward_PK, equal_P)
         return has_equal_rewards(reward_PK) & equal_P
 
@@ -96,6 +118,7 @@ class TrajectoryBalance(Objective):
         return line(1.0, self.reference_temperature_end, min(1.0, (step - 1) / self.reference_temperature_steps))
 
     def loss(self, groups: Groups, *, beta: float) -> Loss:
+        ratio_PK = self._ratio_PK(groups) if self.weights == "ratio" else None
         loss = trajectory_balance(
             groups.logp_PK,
             groups.anchor_logp_PK(self.anchor),
@@ -103,9 +126,20 @@ class TrajectoryBalance(Objective):
             beta=beta,
             log_z=groups.needed("log_z_P") if self.log_z == "learned" else self.log_z,
             reference_power=groups.reference_power,
+            behaviour_logp_PK=groups.anchor_logp_PK("behaviour") if self.behaviour_share else None,
+            behaviour_share=self.behaviour_share,
+            weight_PK=None if ratio_PK is None else ratio_PK.clamp(max=self.weight_cap),
         )
         metrics = {name: value for name, value in loss.metrics.items() if name != "log_ratio_mean"}
-        return loss._replace(metrics={**metrics, **groups.log_ratio_mean})  # to the reference, whatever the anchor is
+        metrics |= groups.log_ratio_mean  # to the reference, whatever the anchor is
+        if ratio_PK is not None:
+            metrics |= {"ratio_mean": ratio_PK.mean(), "ratio_cut": (ratio_PK > self.weight_cap).to(ratio_PK).mean()}
+        return loss._replace(metrics=metrics)
+
+    def _ratio_PK(self, groups: Groups) -> Tensor:
+        """Return pi / mu of whole responses, as constants."""
+        log_ratio_PK = groups.logp_PK.detach() - groups.anchor_logp_PK("behaviour")
+        return log_ratio_PK.clamp(-LARGEST, LARGEST).exp()
 
     @model_validator(mode="after")
     def _schedules_of_temperatures_apply(self) -> Self:
@@ -124,6 +158,19 @@ class TrajectoryBalance(Objective):
         return self
 
     @model_validator(mode="after")
+    def _settings_of_weights_apply(self) -> Self:
+        if self.weights == "equal" and self.weight_cap != type(self).weight_cap:
+            raise ValueError(
+                f"objective.weight_cap does not apply where objective.weights is 'equal', got {self.weight_cap}"
+            )
+        if self.log_z == "learned" and self.behaviour_share:
+            raise ValueError(
+                "objective.behaviour_share must be 0 where objective.log_z is 'learned', got "
+                f"{self.behaviour_share}: log Z would depend on which policy sampled"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _an_anchor_at_the_behaviour_policy_has_no_reference(self) -> Self:
         if self.anchor == "reference":
             return self
@@ -132,7 +179,10 @@ class TrajectoryBalance(Objective):
                 "objective.log_z must be 'group' or 'leave-one-out' where objective.anchor is 'behaviour', got "
                 "'learned'"
             )
-        for name in ("reference_reset", "reference_decay", "target_temperature_start", "reference_temperature_end"):
+        for name in (
+            "reference_reset", "reference_decay", "target_temperature_start", "reference_temperature_end",
+            "behaviour_share",
+        ):  # fmt: skip
             if (value := getattr(self, name)) != getattr(type(self), name):
                 raise ValueError(f"objective.{name} does not apply where objective.anchor is 'behaviour', got {value}")
         return self
@@ -146,8 +196,13 @@ def trajectory_balance(
     beta: float,
     log_z: LogZ | Tensor = "group",
     reference_power: float = 1.0,
+    behaviour_logp_PK: Tensor | None = None,
+    behaviour_share: float = 0.0,
+    weight_PK: Tensor | None = None,
 ) -> Loss:
-    """Return the mean square of the residual `log Z + log pi - reference_power x log pi_ref - reward / beta`.
+    """Return the mean square of the residual `log Z + log pi - reference_power x log pi_ref - reward / beta`. With
+    `behaviour_share` s, `s x log mu` is subtracted too, and the last two terms are multiplied by `1 - s`. With weights,
+    the mean has these weights, and so has log Z.
 
     Log-probabilities are sums over the tokens of a response, both at the temperature of the run. `leave-one-out`
     estimates the log Z of a response from the other K - 1 responses. This multiplies residuals and gradient by
@@ -157,12 +212,15 @@ def trajectory_balance(
     _check(logp_PK, ref_logp_PK, reward_PK, beta)
     log_ratio_PK = logp_PK - reference_power * ref_logp_PK
     target_PK = reward_PK / beta
+    if behaviour_share:
+        assert behaviour_logp_PK is not None, "a behaviour share needs log-probabilities under the sampling policy"
+        pull_PK = (1 - behaviour_share) * reference_power * ref_logp_PK + behaviour_share * behaviour_logp_PK
+        log_ratio_PK, target_PK = logp_PK - pull_PK, (1 - behaviour_share) * target_PK
     estimate_PK = (target_PK - log_ratio_PK).detach()
     learned = isinstance(log_z, torch.Tensor)
-    log_z_P1 = log_z[:, None] if isinstance(log_z, torch.Tensor) else estimate_PK.mean(dim=1, keepdim=True)
+    log_z_P1 = log_z[:, None] if isinstance(log_z, torch.Tensor) else _mean(estimate_PK, weight_PK)
     if not learned and log_z == "leave-one-out":
-        k = estimate_PK.shape[1]
-        residual_PK = (k * log_z_P1 - estimate_PK) / (k - 1) + log_ratio_PK - target_PK
+        residual_PK = _mean_of_others(estimate_PK, log_z_P1, weight_PK) + log_ratio_PK - target_PK
     else:
         residual_PK = log_z_P1 + log_ratio_PK - target_PK
     log_z_P = log_z_P1.detach().squeeze(1)
@@ -175,7 +233,25 @@ def trajectory_balance(
     }
     if learned:
         metrics["residual_mean"] = detached_PK.mean()
-    return Loss(residual_PK.square().mean(), metrics, -beta * detached_PK, detached_PK, log_z_P)
+    square_PK = residual_PK.square() if weight_PK is None else weight_PK * residual_PK.square()
+    advantage_PK = -beta / (1 - behaviour_share) * detached_PK
+    return Loss(square_PK.mean(), metrics, advantage_PK, detached_PK, log_z_P)
+
+
+def _mean(value_PK: Tensor, weight_PK: Tensor | None) -> Tensor:
+    """Return the weighted mean of each group, [P, 1]."""
+    if weight_PK is None:
+        return value_PK.mean(dim=1, keepdim=True)
+    return (weight_PK * value_PK).sum(dim=1, keepdim=True) / weight_PK.sum(dim=1, keepdim=True)
+
+
+def _mean_of_others(value_PK: Tensor, mean_P1: Tensor, weight_PK: Tensor | None) -> Tensor:
+    """Return [P, K]: for each response, the weighted mean of the other responses of its group."""
+    if weight_PK is None:
+        k = value_PK.shape[1]
+        return (k * mean_P1 - value_PK) / (k - 1)
+    sum_P1 = weight_PK.sum(dim=1, keepdim=True)
+    return (sum_P1 * mean_P1 - weight_PK * value_PK) / (sum_P1 - weight_PK)
 
 
 def _check(logp_PK: Tensor, ref_logp_PK: Tensor, reward_PK: Tensor, beta: float) -> None:
