@@ -1,13 +1,31 @@
-"""Starts the command `tba` as a process, and looks for its effects."""
+"""Runs the command `tba`, in the process of a test or in one of its own, and looks for its effects."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from flows.cli import main
 from storage.runs.leases import Lease, read_lease
 from storage.runs.run import Run
 
 DEADLINE = 120.0
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that refuses its arguments or input. Return the error, which is one line without a traceback."""
+    assert main(arguments) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
 
 
 def tba(*arguments: str, log: Path) -> "subprocess.Popen[bytes]":
