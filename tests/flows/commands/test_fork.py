@@ -3,11 +3,8 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,56 +19,26 @@ from flows.roles import wiring
 from flows.roles.repeat_steps import restore_trainer
 from storage import layout
 from storage.maintenance.check import check
-from storage.maintenance.compactor import compact
-from storage.objects import manifest_folders, parquet, records
-from storage.objects.local_store import LocalStore
-from storage.runs.control import change_state, read_state
+from storage.objects import manifest_folders, parquet
+from storage.runs.control import read_state
 from storage.runs.forks import register
 from storage.runs.retention import give_up
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
-from tba.config import parse
-from tba.errors import ConfigError, Damaged, Missing
-from tba.train import learner
-from tba.train.schedules import learning_rate_at
+from tba.errors import ConfigError, Damaged
 from tba.types import Version
 from tests.support.faults.rewriting import describe_again
-from tests.support.flows.killed_runs import kill, role, rows, stored
+from tests.support.flows.killed_runs import kill, role, rows, run_with_kills, stored
 from tests.support.flows.live_roles import live, settings
-from tests.support.storage.indexes import make_eligibility
-from tests.support.storage.synthetic import SyntheticRun, copy_run, make_run
-from tests.support.waiting import until
+from tests.support.storage.synthetic import copy_run
 
 STEPS, EVERY = 24, 2
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a finished run of real processes, whose trainer was killed twice at work, and whose searcher once."""
-    config = settings(policy, **{"training.steps": STEPS, "sync.checkpoint_every": 3, "sync.keep_checkpoints": 2})
-    run = create.start(config, str(tmp_path_factory.mktemp("root")), "whole")
-    searcher, trainer = role(run, "searcher"), role(run, "trainer")
-    try:
-        until(lambda: stored(run, layout.STEPS) >= 2, "two syncs")
-        kill(searcher)
-        kill(trainer)
-        searcher, trainer = role(run, "searcher"), role(run, "trainer")
-        until(lambda: stored(run, layout.SYNCS) >= 7, "seven records")
-        kill(trainer)
-        trainer = role(run, "trainer")
-        assert trainer.wait(120) == 0
-        change_state(run, desired="stop", why="finished")
-        assert searcher.wait(60) == 4
-    finally:
-        for process in (searcher, trainer):
-            if process.poll() is None:
-                kill(process)
-    yield run
+    return run_with_kills(tmp_path_factory.mktemp("root"), STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -228,69 +195,6 @@ def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed:
     assert check(run).problems == []
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_is_audited(killed: Run):
-    """The rewards teach nothing here. Weight decay moves the policy away from the reference, and GRPO moves it back."""
-    changes = {
-        "objective.name": "grpo", "objective.reference_reset": "5", "objective.reset_optimizer": "true",
-        "training.weight_decay": "1", "training.learning_rate": "0.01",
-    }  # fmt: skip
-    run, whole = (fork.fork(killed, 0, changes, name=name, replay=True) for name in ("grpo", "grpo-whole"))
-    trainer = role(run, "trainer")
-    try:
-        until(lambda: stored(run, layout.CHECKPOINTS) and stored(run, layout.SYNCS) >= 9, "a checkpoint, and more")
-    finally:
-        kill(trainer)
-    for it in (run, whole):
-        assert live(it, "trainer", wiring.run_trainer) == []
-    attempts, unbroken_attempts = (rows(it, "select max(attempt) from attempts")[0][0] for it in (run, whole))
-    assert attempts == unbroken_attempts + 1
-    config = parse(run.config)
-    assert rows(run, LEDGER) == rows(whole, LEDGER) and rows(run, DRAWS) == rows(whole, DRAWS)
-    counts = rows(run, "select count(advantage), count(residual), count(log_z) from draws")
-    assert counts == [(STEPS * config.batch, 0, 0)]
-    assert rows(run, "select count(*) from steps where ratio_mean > 0 and k3 >= 0") == [(STEPS,)]
-    away = dict(rows(run, "select step, max(abs(logp - ref_logp)) from draws group by step"))
-    after_resets = max(away[step] for step in (6, 11, 16, 21))
-    assert after_resets == pytest.approx(0, abs=1e-5)
-    assert min(away[step] for step in (10, 15, 20)) > 2 * after_resets
-    for step in (9, 14, STEPS):
-        found = audit.audit(run, step)
-        assert found.ok and found.tolerance == 0.0
-    assert check(run).problems == []
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_steps_that_are_skipped_as_the_reference_is_reset_are_audited_and_gone_on_from(
-    killed: Run, monkeypatch: pytest.MonkeyPatch
-):
-    """The reference is reset all the same, and the optimizer begins anew with the next step that is not skipped."""
-    skipped, beta_at = [6, 7, 11], learner.beta_at
-    monkeypatch.setattr(learner, "beta_at", lambda step, of: 1e-300 if step in skipped else beta_at(step, of))
-    changes = {
-        "objective.reference_reset": "5", "objective.reset_optimizer": "true", "sync.checkpoint_every": "3",
-        "sync.keep_checkpoints": "9", "training.weight_decay": "1", "training.learning_rate": "0.01",
-    }  # fmt: skip
-    run = fork.fork(killed, 0, changes, name="skipping", replay=True)
-    assert live(run, "trainer", wiring.run_trainer) == []
-    assert rows(run, "select step from steps where skipped = 1 order by step") == [(step,) for step in skipped]
-    assert rows(run, "select step from steps where loss is null order by step") == [(step,) for step in skipped]
-    away = dict(rows(run, "select step, max(abs(logp - ref_logp)) from draws group by step"))
-    assert max(away[step] for step in (6, 7, 8, 11, 12)) < 1e-4 < min(away[step] for step in (10, 15, 20))
-    found = [audit.audit(run, step) for step in (6, 8, 11, STEPS)]
-    assert all(it.ok and it.tolerance == 0.0 for it in found)
-    assert [it.began_after for it in found] == [0, 6, 6, 18]
-    broken = fork.fork(killed, 0, changes, name="skipping-broken", replay=True)
-    monkeypatch.setattr(learner, "learning_rate_at", lambda step, of: learning_rate_at(step, of) + 0 / (step - 9))
-    assert [str(error) for error in live(broken, "trainer", wiring.run_trainer)] == ["division by zero"]
-    monkeypatch.setattr(learner, "learning_rate_at", learning_rate_at)
-    assert live(broken, "trainer", wiring.run_trainer) == []
-    assert rows(broken, LEDGER) == rows(run, LEDGER) and rows(broken, DRAWS) == rows(run, DRAWS)
-    assert check(run).problems == check(broken).problems == []
-
-
 def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_audited(killed: Run):
     changes = {"objective.name": "ppo", "objective.value_learning_rate": "0.01", "sync.checkpoint_every": "2"}
     run = fork.fork(killed, 12, changes, name="ppo", replay=True)
@@ -306,41 +210,6 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
     kept = Checkpoints(run).complete()[-1]
     assert (Checkpoints(run).load(kept.number, kept.attempt) / "companion.safetensors").is_file()
     assert not any("companion" in entry.key for entry in run.store.list(layout.VERSIONS))
-    assert check(run).problems == []
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_and_a_fork(killed: Run):
-    """A fork begins it at step 18 and generates further. Its trainer is killed once it has a checkpoint of its own."""
-    changes = {
-        "objective.log_z": "learned", "objective.log_z_learning_rate": "0.05", "training.steps": "42",
-        "sync.checkpoint_every": "3", "sync.keep_checkpoints": "9",
-    }  # fmt: skip
-    run = fork.fork(killed, 18, changes, name="learned")
-    own = replace(run, store=run.own)
-    searcher, trainer = role(run, "searcher"), role(run, "trainer")
-    try:
-        until(lambda: stored(own, layout.CHECKPOINTS) and stored(own, layout.STEPS) >= 4, "a checkpoint, and more")
-        kill(trainer)
-        assert live(run, "trainer", wiring.run_trainer) == []
-    finally:
-        for process in (searcher, trainer):
-            if process.poll() is None:
-                kill(process)
-    [(first, last)] = rows(run, "select min(attempt), max(attempt) from attempts where attempt > 3")
-    assert last == first + 1
-    log_z = dict(rows(run, "select step, max(abs(log_z)) from draws where step > 18 group by step"))
-    assert log_z[19] == 0 and all(log_z[step] != 0 for step in range(20, 43)), "it has begun again from nothing"
-    for name, step in (("learned-whole", 18), ("learned-later", 30)):
-        again = fork.fork(run, step, {}, name=name, replay=True)
-        assert live(again, "trainer", wiring.run_trainer) == []
-        assert rows(again, LEDGER) == rows(run, LEDGER) and rows(again, DRAWS) == rows(run, DRAWS)
-        assert check(again).problems == []
-    for step, began_after in ((20, 18), (32, 30)):
-        found = audit.audit(run, step)
-        assert found.ok and found.tolerance == 0.0
-        assert found.began_after == began_after
     assert check(run).problems == []
 
 
@@ -397,99 +266,6 @@ def test_a_fork_that_was_cut_short_can_be_made_again(killed: Run):
     assert fork.fork(killed, 12, {}, name="again").parent == origin
     with pytest.raises(ConfigError, match="run 'again' exists already beside 'whole'"):
         fork.fork(killed, 12, {}, name="again")
-
-
-class Killed(BaseException): ...
-
-
-def before_write(patch: pytest.MonkeyPatch, number: int, happen: Callable[[], object]) -> None:
-    """Call `happen` once, before the n-th write of a run.json or a registration of a fork."""
-    left = [number]
-
-    def watched(write: Callable[..., None]) -> Callable[..., None]:
-        def watch(self: LocalStore, key: str, *data: bytes) -> None:
-            if key == layout.RUN or key.startswith(layout.FORKS):
-                left[0] -= 1
-                if not left[0]:
-                    happen()
-            write(self, key, *data)
-
-        return watch
-
-    for name in ("create", "delete"):
-        patch.setattr(LocalStore, name, watched(getattr(LocalStore, name)))
-
-
-@pytest.mark.parametrize("one_is_killed", [False, True])
-def test_an_existing_fork_is_registered_even_if_others_wanted_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_is_killed: bool
-):
-    parent = make_run(str(tmp_path))
-    fork_parent = partial(fork.fork, parent, changes={"training.steps": "20"})
-
-    def die() -> None:
-        raise Killed
-
-    def other(at: int, name: str) -> None:
-        with monkeypatch.context() as patch, suppress(Killed, ConfigError):
-            before_write(patch, at, die)
-            fork_parent(8, name=name)
-        if one_is_killed:
-            raise Killed
-
-    for one, two in product(range(1, 4), range(2, 5)):
-        name = f"x-{one}-{two}"
-        with monkeypatch.context() as patch, suppress(Killed, ConfigError):
-            before_write(patch, one, partial(other, two, name))
-            fork_parent(4, name=name)
-        with suppress(Missing):
-            assert is_registered(parent, Run.open(layout.run_url(parent.root, name)))
-        with suppress(ConfigError):
-            fork_parent(4, name=name)  # a fork that was cut short can be made again
-        assert is_registered(parent, Run.open(layout.run_url(parent.root, name)))
-
-
-def is_registered(parent: Run, run: Run) -> bool:
-    registered = records.read_all(parent.store, layout.FORKS, "fork", "sync")
-    return run.parent is not None and (run.name, run.parent.sync) in {(it["fork"], it["sync"]) for it in registered}
-
-
-def test_a_fork_that_has_got_its_name_removes_what_others_registered_for_it(tmp_path: Path):
-    parent = make_run(str(tmp_path))
-    other = fork.fork(parent, 0, {}, name="mine-2").parent
-    assert other
-    for _ in range(2):
-        register(parent, "mine", other)
-    fork.fork(parent, 4, {}, name="mine")
-    registered = records.read_all(parent.store, layout.FORKS, "fork", "sync")
-    assert [(it["fork"], it["sync"]) for it in registered] == [("mine-2", 0), ("mine", 2)]
-
-
-def test_of_two_that_fork_at_once_one_takes_the_next_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    parent = make_run(str(tmp_path))
-    with monkeypatch.context() as patch:
-        before_write(patch, 2, lambda: fork.fork(parent, 4, {}))
-        assert fork.fork(parent, 4, {}).name == "first-4-2"
-    registered = records.read_all(parent.store, layout.FORKS, "fork")
-    assert {it["fork"] for it in registered} == {"first-4", "first-4-2"}
-
-
-def test_a_fork_with_a_larger_index_is_refused_if_rows_were_given_up_before_it_was_registered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    parent = SyntheticRun(str(tmp_path), "first", **{"sampling.capacity": 4}).finish().run
-    with monkeypatch.context() as patch:
-        before_write(patch, 1, lambda: compact(parent, keep_checkpoints=1, drop_beyond=make_eligibility(4)))
-        with pytest.raises(ConfigError, match=r"sampling.capacity must be at most 4, .* got 50"):
-            fork.fork(parent, 8, {"sampling.capacity": "50", "training.steps": "20"})
-    with pytest.raises(ConfigError, match=r"--set: sampling.evict must be 'oldest', because .* got 'worst'"):
-        fork.fork(parent, 8, {"sampling.evict": "worst", "training.steps": "20"})
-    with pytest.raises(ConfigError, match=r"--set: sampling.copies must be 'newest', because .* got 'all'"):
-        fork.fork(parent, 8, {"sampling.copies": "all", "training.steps": "20"})
-    with pytest.raises(ConfigError, match=r"--set: sampling.max_age must be None, because .* got 9"):
-        fork.fork(parent, 8, {"sampling.max_age": "9", "training.steps": "20"})
-    assert not parent.store.list(layout.FORKS)
-    assert fork.fork(parent, 8, {"training.steps": "20"}).name == "first-8"
 
 
 def test_a_fork_without_the_checkpoint_it_starts_from_says_so_and_publishes_nothing(killed: Run):

@@ -5,10 +5,17 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import storage
+from benchmarks.harness.tiny_models import tiny_folder
+from flows.planning import create
 from flows.roles.role import main
+from storage import layout
+from storage.runs.control import change_state
 from storage.runs.run import Run
+from tests.support.flows.live_roles import settings
+from tests.support.waiting import until
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["flows.roles.wiring", "transformers.models.llama.modeling_llama", __name__])
@@ -64,3 +71,28 @@ def kill(process: RoleProcess) -> None:
 
 def stored(run: Run, prefix: str) -> int:
     return len(run.store.list(prefix))
+
+
+def run_with_kills(root: Path, steps: int) -> Run:
+    """Run a searcher and a trainer until the trainer has taken all steps. The trainer is killed twice at work, and the
+    searcher once."""
+    policy = tiny_folder(root / "policy")
+    config = settings(policy, **{"training.steps": steps, "sync.checkpoint_every": 3, "sync.keep_checkpoints": 2})
+    run = create.start(config, str(root), "whole")
+    searcher, trainer = role(run, "searcher"), role(run, "trainer")
+    try:
+        until(lambda: stored(run, layout.STEPS) >= 2, "two syncs")
+        kill(searcher)
+        kill(trainer)
+        searcher, trainer = role(run, "searcher"), role(run, "trainer")
+        until(lambda: stored(run, layout.SYNCS) >= 7, "seven records")
+        kill(trainer)
+        trainer = role(run, "trainer")
+        assert trainer.wait(120) == 0
+        change_state(run, desired="stop", why="finished")
+        assert searcher.wait(60) == 4
+    finally:
+        for process in (searcher, trainer):
+            if process.poll() is None:
+                kill(process)
+    return run
