@@ -169,10 +169,10 @@ EXCUSES = [
     Excuse("tba import ", "this run has finished, and other prompts: tests/flows/commands/test_import.py"),
     Excuse("tba wandb ", "W&B has processes of its own: tests/storage/metrics/test_metric_log.py"),
     Excuse("tba run .* model.path=package:", "the package is not installed: tests/tba/models/test_gguf.py"),
-    Excuse("tba run instructions", "the library is an extra: tests/flows/runs/test_instructions.py"),
-    Excuse("tba run redteam-laptop", "its packages are extras: tests/flows/runs/test_redteam.py"),
-    Excuse("tba run verifiers", "the library is an extra: tests/flows/runs/test_verifiers.py"),
-    Excuse("tba run reasoning-gym", "the library is optional: tests/flows/runs/test_reasoning_gym.py"),
+    Excuse("tba run instructions", "the library is an extra: tests/flows/runs/tasks/test_instructions.py"),
+    Excuse("tba run redteam-laptop", "its packages are extras: tests/flows/runs/tasks/test_redteam.py"),
+    Excuse("tba run verifiers", "the library is an extra: tests/flows/runs/tasks/test_verifiers.py"),
+    Excuse("tba run reasoning-gym", "the library is optional: tests/flows/runs/tasks/test_reasoning_gym.py"),
     Excuse(
         "tba run .* search.prompts_from",
         "the run has prompts of another task: tests/storage/queries/test_difficulty.py",
@@ -182,12 +182,12 @@ if (ROOT / "docs/kubernetes.md").exists():
     EXCUSES.append(Excuse("(kubectl|helm|docker|kind|minikube) ", "it changes a machine or a cluster"))
 """The parser still reads an excused command of `tba`, and tests/test_pages.py checks its settings."""
 CODE = [
-    Excuse('"""Add two numbers', "tests/flows/runs/test_task_from_outside.py trains on it"),
+    Excuse('"""Add two numbers', "tests/flows/runs/tasks/test_task_from_outside.py trains on it"),
     Excuse('"""Questions of a file', "as above"),
     Excuse("from tba.config import parse_options", "a part of it; tests/tba/test_config.py parses options of tasks"),
-    Excuse(r"\s*def (reply|step_ends)", "methods of a task: tests/flows/runs/test_turns.py, tests/tba/tasks"),
-    Excuse("import re\n\nimport verifiers", "the library is an extra: tests/flows/runs/test_verifiers.py"),
-    Excuse("import random\n", "tests/flows/runs/test_redteam.py runs it"),
+    Excuse(r"\s*def (reply|step_ends)", "methods of a task: tests/flows/runs/tasks/test_turns.py, tests/tba/tasks"),
+    Excuse("import re\n\nimport verifiers", "the library is an extra: tests/flows/runs/tasks/test_verifiers.py"),
+    Excuse("import random\n", "tests/flows/runs/tasks/test_redteam.py runs it"),
 ]
 """Excuses for Python code on the pages."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import storage
-from flows.planning import resolve
+from flows.planning import create, resolve
 from flows.roles import wiring
 from storage import layout
 from storage.log.trajectories import Trajectories
@@ -63,6 +63,12 @@ def live(run: Run, name: str, role: Callable[..., None], *arguments: int) -> lis
         except BaseException as error:
             return [error]
     return []
+
+
+def ended_at_once(config: Config, root: object) -> BaseException:
+    """Start a run that its trainer refuses, and return the exception that ended the trainer."""
+    (error,) = live(create.start(config, str(root), "refused"), "trainer", wiring.run_trainer)
+    return error
 
 
 def run_all(run: Run) -> None:

@@ -26,7 +26,7 @@ from tests.support.laptop import needs
 from tests.support.tba.redteam import redteam_options, redteam_victim
 
 STEPS = 12
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ class Odd(Carryless):
     def reward(self, prompt, response):
         return super().reward(prompt, response.text)
 """
-PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
+PAGE = Path(__file__).parents[4] / "docs" / "tasks.md"
 
 
 def write_task(folder: Path) -> None:

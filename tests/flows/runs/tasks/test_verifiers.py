@@ -110,6 +110,6 @@ def test_every_round_scored_again_from_the_stored_prompt_gets_the_same_rewards(f
 
 
 def test_the_query_of_the_documentation_shows_rewards_and_turns_by_version(finished: Run):
-    section = (Path(__file__).parents[3] / "docs/tasks.md").read_text().partition("## Environments of verifiers")[2]
+    section = (Path(__file__).parents[4] / "docs/tasks.md").read_text().partition("## Environments of verifiers")[2]
     found = rows(finished, section.partition("```sql\n")[2].partition("```")[0])
     assert len(found) > 1 and all(turns > 1 and calls > 0 for _, turns, calls in found)
