@@ -1,4 +1,4 @@
-"""Pages of a run for tests: a server in a thread, and the text of its answers."""
+"""Pages of a run for tests: a server in a thread, the text and links of its answers, and rows to compare them with."""
 
 import http.client
 import threading
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from urllib.parse import urlencode
+
+import duckdb
 
 from flows.pages.browse import guard, server
 from flows.pages.browse.connections import Limits
@@ -73,6 +75,25 @@ class Whole(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] != "style":
             self.parts.append(data)
+
+
+def links(body: str) -> list[str]:
+    class Links(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.found += [value or "" for name, value in attrs if tag == "a" and name == "href"]
+
+    parser = Links()
+    parser.feed(body)
+    return parser.found
+
+
+def one(con: duckdb.DuckDBPyConnection, query: str) -> tuple:
+    [row] = con.execute(query).fetchall()
+    return row
 
 
 @contextmanager

@@ -13,17 +13,11 @@ from flows.pages.browse.connections import Limits
 from flows.pages.tables import Table
 from storage.runs.run import Run
 from tests.support.flows.site import Site, serve
-from tests.support.storage.synthetic import make_run
 
 DEADLINE = 60.0  # seconds for what has to happen
 HOURS = 10_000.0  # longer than any test, so that another rule must be what closes a connection
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Drip: "
 LONG = "/sql?query=select+{}+from+range(200)".format(",".join(["repeat('a',300)"] * 20))
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return make_run(str(tmp_path_factory.mktemp("root")))
 
 
 @pytest.fixture
