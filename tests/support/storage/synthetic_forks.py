@@ -1,5 +1,6 @@
-"""Forks of synthetic runs."""
+"""Forks of synthetic runs, and the rows of their views."""
 
+import storage
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
 from storage.runs.forks import register
@@ -34,3 +35,8 @@ def go_on(run: Run, sync: int) -> None:
     buffer.replay(sync)
     version = Version(sync, attempt.number)
     made.take_syncs(attempt.number, range(sync + 1, LAST_SYNC + 1), buffer, version=version)
+
+
+def rows(run: Run, query: str) -> list[tuple]:
+    with storage.connect(run) as con:
+        return con.execute(query).fetchall()
