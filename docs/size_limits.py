@@ -16,6 +16,8 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tba", "storage", "flows", "benchmarks")
+MEASURED = (*PACKAGES, "tests")
+LEFT_OUT = ROOT / "tests" / "data"  # stored runs
 LIMITS = {"module": 400, "class": 200, "function": 60, "folder": 15}  # lines; files of a folder, of any kind
 SHOWN = 5  # how many of each kind are printed
 EXCEPTIONS = {
@@ -42,9 +44,9 @@ def main() -> int:
 def _sizes() -> Iterator[tuple[str, str, int]]:
     """Yield the kind, name and size of everything that has a limit."""
     folders = Counter[str]()
-    for package in PACKAGES:
+    for package in MEASURED:
         for path in sorted((ROOT / package).rglob("*")):
-            if path.is_dir() or "__pycache__" in path.parts:
+            if path.is_dir() or "__pycache__" in path.parts or LEFT_OUT in path.parents:
                 continue
             name = str(path.relative_to(ROOT))
             folders[str(Path(name).parent)] += path.name != "__init__.py"
