@@ -8,23 +8,37 @@ their logits are held.
 # Shapes: B rows, T tokens of prompt and response with padding, D hidden, N counted tokens of all rows, V vocabulary.
 
 from collections.abc import Iterator
-from typing import Any, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-PROJECTED = 2**23
-"""Number of logits that are computed together. It gives enough rows for a fast matrix product."""
-SUMMED = 8
-"""Number of such products whose part of the weights' gradient is computed together, if it is summed in another type
-than that of the products. Each sum reads and writes all weights, which takes longer than a product of few rows."""
-IN_CACHE = 2**20
-"""Number of logits that are normalised together: few enough to stay in a CPU's cache, which is several times faster."""
+
+class Pieces(NamedTuple):
+    """How much the output layer computes in one operation."""
+
+    projected: int
+    """Number of logits that are computed together. It gives enough rows for a fast matrix product."""
+    summed: int
+    """Number of such products whose part of the weights' gradient is computed together, if it is summed in another type
+    than that of the products. Each sum reads and writes all weights, which takes longer than a product of few rows."""
+    normalised: int
+    """Number of logits that are normalised together."""
+
+
+ON_CPU = Pieces(projected=2**23, summed=8, normalised=2**20)
+"""So few logits are normalised together that they stay in the cache, which is several times faster."""
+ON_GPU = Pieces(projected=2**27, summed=1, normalised=2**27)
+"""An operation costs a fixed time to start, so there are few: with a vocabulary of 152,000 tokens, one for 883 rows."""
 KEPT_BYTES = 2**29
 """Bytes of logits that are kept for the backward pass. The backward pass computes all other logits again, which takes a
 third of the output layer's time."""
+
+
+def pieces_on(device: torch.device) -> Pieces:
+    return ON_CPU if device.type == "cpu" else ON_GPU
 
 
 def token_logps(
@@ -157,7 +171,8 @@ class _ProjectedLogps(torch.autograd.Function):
         hidden_ND, weight, bias = hidden_ND.to(computed), weight_VD.to(computed), _as(computed, bias_V)
         logp_N = hidden_ND.new_empty(len(tokens_N), dtype=_precise(hidden_ND.dtype))
         kept: list[Tensor] = []
-        for hidden, tokens, logp in _in_pieces(PROJECTED, len(weight_VD), hidden_ND, tokens_N, logp_N):
+        most = pieces_on(weight.device).projected
+        for hidden, tokens, logp in _in_pieces(most, len(weight_VD), hidden_ND, tokens_N, logp_N):
             logits = nn.functional.linear(hidden, weight, bias)
             write_logps(logp, logits, tokens, temperature)
             kept_bytes -= logits.nbytes
@@ -176,14 +191,14 @@ class _ProjectedLogps(torch.autograd.Function):
         by_hidden_ND = torch.empty_like(hidden_ND)
         by_weight_VD = _zeros(weight_VD) if ctx.needs_input_grad[1] else None
         by_bias_V = _zeros(bias_V) if ctx.needs_input_grad[2] else None
-        still = iter(kept)
-        sums = 1 if by_weight_VD is None or by_weight_VD.dtype == ctx.computed else SUMMED
+        still, pieces = iter(kept), pieces_on(weight.device)
+        sums = 1 if by_weight_VD is None or by_weight_VD.dtype == ctx.computed else pieces.summed
         for block, of_block, grads, by_block in _in_pieces(
-            PROJECTED, len(weight_VD), hidden_ND, tokens_N, grad_N, by_hidden_ND, together=sums
+            pieces.projected, len(weight_VD), hidden_ND, tokens_N, grad_N, by_hidden_ND, together=sums
         ):
             by_logits_BV = block.new_empty(len(block), len(weight_VD))
             for hidden, tokens, grad, by_hidden, by_logits in _in_pieces(
-                PROJECTED, len(weight_VD), block, of_block, grads, by_block, by_logits_BV
+                pieces.projected, len(weight_VD), block, of_block, grads, by_block, by_logits_BV
             ):
                 logits = next(still, None)
                 if logits is None:
@@ -242,7 +257,8 @@ class _ChosenLogps(torch.autograd.Function):
 
 def write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
     """Write log softmax(logits / temperature) of the tokens to `to_N`, computed in the dtype of `to_N`."""
-    for to, logits, tokens in _in_pieces(IN_CACHE, logits_NV.shape[1], to_N, logits_NV, tokens_N):
+    most = pieces_on(logits_NV.device).normalised
+    for to, logits, tokens in _in_pieces(most, logits_NV.shape[1], to_N, logits_NV, tokens_N):
         logps = torch.log_softmax(logits.to(to.dtype) / temperature, dim=1)
         torch.gather(logps, 1, tokens[:, None], out=to[:, None])
 
@@ -250,7 +266,8 @@ def write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: 
 def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
     """Write the gradient with respect to the logits, computed from the gradient with respect to the
     log-probabilities."""
-    rows = _in_pieces(IN_CACHE, logits_NV.shape[1], to_NV, grad_N / temperature, logits_NV, tokens_N)
+    most = pieces_on(logits_NV.device).normalised
+    rows = _in_pieces(most, logits_NV.shape[1], to_NV, grad_N / temperature, logits_NV, tokens_N)
     for to, grad, logits, tokens in rows:
         by_logits = torch.softmax(logits.to(grad.dtype) / temperature, dim=1).mul_(-grad[:, None])
         to.copy_(by_logits.scatter_add_(1, tokens[:, None], grad[:, None]))

@@ -1,4 +1,5 @@
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,12 @@ def test_token_logps_are_those_of_each_sequence_alone_at_the_temperature(tempera
         torch.testing.assert_close(logps_BT[row][ROWS.response_mask_BT[row]], expected, rtol=1e-10, atol=1e-10)
 
 
+def cut(monkeypatch: pytest.MonkeyPatch, *, kept_bytes: int = logprobs.KEPT_BYTES, **sizes: int) -> None:
+    """Let the output layer compute in pieces of these sizes."""
+    monkeypatch.setattr(logprobs, "ON_CPU", logprobs.ON_CPU._replace(**sizes))
+    monkeypatch.setattr(logprobs, "KEPT_BYTES", kept_bytes)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("pieces", "summed"), [(1, 1), (4, 8), (4, 1), (4, 3)])
 def test_under_autocast_they_are_those_of_the_plain_expression(
@@ -59,8 +66,8 @@ def test_under_autocast_they_are_those_of_the_plain_expression(
     computed in float32, and the plain expression rounds to bfloat16 once, by less than one part in 2^8."""
     model = tiny_llama(tied=tied)
     mask_N = ROWS.response_mask_BT[:, 1:]
-    monkeypatch.setattr(logprobs, "PROJECTED", -(-int(mask_N.sum()) // pieces) * model.config.vocab_size)
-    monkeypatch.setattr(logprobs, "SUMMED", summed)
+    projected = -(-int(mask_N.sum()) // pieces) * model.config.vocab_size
+    cut(monkeypatch, projected=projected, summed=summed)
     given: dict[str, Any] = {"input_ids": ROWS.tokens_BT[:, :-1], "use_cache": False}
     tokens_N = ROWS.tokens_BT[:, 1:][mask_N]
     with torch.autocast("cpu", torch.bfloat16):
@@ -100,9 +107,9 @@ MODELS = [
 ]
 PIECES = {
     "all kept": {},
-    "in pieces": {"PROJECTED": 4 * 78, "IN_CACHE": 3 * 78},
-    "some kept": {"PROJECTED": 3 * 78, "KEPT_BYTES": 4 * 78 * 8},
-    "none kept": {"PROJECTED": 2 * 78, "IN_CACHE": 1, "KEPT_BYTES": 0},
+    "in pieces": {"projected": 4 * 78, "normalised": 3 * 78},
+    "some kept": {"projected": 3 * 78, "kept_bytes": 4 * 78 * 8},
+    "none kept": {"projected": 2 * 78, "normalised": 1, "kept_bytes": 0},
 }
 
 
@@ -115,8 +122,7 @@ def gradients(model: torch.nn.Module, value: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
 def test_any_causal_model_has_its_values_and_gradients_and_keeps_what_it_does_to_logits(model, pieces, monkeypatch):
-    for name, value in PIECES[pieces].items():
-        monkeypatch.setattr(logprobs, name, value)
+    cut(monkeypatch, **PIECES[pieces])
     model = copy.deepcopy(model).eval().double()
     if isinstance(model, PhiForCausalLM):
         model.lm_head.bias.data.normal_(generator=torch.Generator().manual_seed(0))
@@ -150,8 +156,7 @@ def test_values_and_gradients_are_as_close_to_a_more_precise_type_as_the_plain_e
     dtype, precise, times, pieces, monkeypatch
 ):
     """In float32, a sum of many small pieces rounds more often."""
-    for name, value in PIECES[pieces].items():
-        monkeypatch.setattr(logprobs, name, value)
+    cut(monkeypatch, **PIECES[pieces])
     generator = torch.Generator().manual_seed(0)
     rows, found = pad([(4, 5)] * 40, [tuple(torch.randint(78, (20,), generator=generator).tolist())] * 40, pad_id=0), {}
     low = tiny_llama(tied=False).to(dtype)
@@ -185,8 +190,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("pieces", ["some kept", "none kept"])
 def test_logits_of_all_positions_are_never_there_at_once(pieces, monkeypatch):
-    for name, value in PIECES[pieces].items():
-        monkeypatch.setattr(logprobs, name, value)
+    cut(monkeypatch, **PIECES[pieces])
     model, rows = tiny_llama(), pad([(4, 5)] * 8, [(6,) * 20] * 8, pad_id=PAD_ID)
     saved: list[Tensor] = []
     with Largest() as largest, saved_tensors_hooks(lambda it: saved.append(it) or it, lambda it: it):
@@ -195,6 +199,45 @@ def test_logits_of_all_positions_are_never_there_at_once(pieces, monkeypatch):
     weight = model.lm_head.weight.data_ptr()
     kept = sum(it.nbytes for it in saved if it.shape[-1:] == (78,) and it.data_ptr() != weight)
     assert kept <= logprobs.KEPT_BYTES and (kept > 0) is (logprobs.KEPT_BYTES > 0)
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that run."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+class OutputLayerAlone(torch.nn.Module):
+    """A model whose hidden states are its inputs."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__()
+        self.head = torch.nn.Linear(64, vocabulary, bias=False)
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+    def forward(self, hidden_1ND: Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=self.head(hidden_1ND))
+
+
+@pytest.mark.parametrize("vocabulary", [32_000, 152_000])
+def test_on_a_gpu_the_output_layer_starts_few_operations(vocabulary: int, monkeypatch: pytest.MonkeyPatch):
+    """Each takes a fixed time to start. Meta tensors have only shapes, and every device but a CPU counts as a GPU."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # it does not know the device
+    rows = 16_384
+    with torch.device("meta"):
+        model, hidden_1ND = OutputLayerAlone(vocabulary), torch.empty(1, rows, 64, requires_grad=True)
+        tokens_N = torch.empty(rows, dtype=torch.long)
+    places = (torch.zeros_like(tokens_N), tokens_N)
+    with Counted() as counted:
+        logp_N = logprobs.logps_at(model, places, tokens_N, temperature=0.7, hidden_1ND=hidden_1ND)
+        logp_N.sum().backward()
+    assert model.head.weight.grad is not None and 0 < counted.operations <= 2000
 
 
 class WithoutOutputLayer(torch.nn.Module):
