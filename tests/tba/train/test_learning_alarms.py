@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import fakes
 from tba.alarms import Alarm, Alarms
 from tba.config import AlarmsConfig
 from tba.train.learning_alarms import LearningAlarms
 from tba.types import Outcome
+from tests.support.tba.trainers import make, settings
 
 WINDOW = 4
 
@@ -95,3 +97,11 @@ def test_log_ratios_are_large_by_the_token_and_whatever_their_sign():
     computed = {"tokens": 200.0, "computed_tokens": 20.0}  # rows that were not computed have no log-ratio
     assert kinds(learning.find(1, computed, rows)) == ["log-ratio-large"]
     assert not LearningAlarms(AlarmsConfig(log_ratio=0)).find(1, {"tokens": 1.0}, rows)
+
+
+def test_a_trainer_tells_once_that_rewards_have_collapsed_and_once_that_they_came_back(tmp_path):
+    config = settings(alarms__window=2, alarms__equal_rewards=0.0)
+    trainer, _ = make(tmp_path, config, rewards=dict.fromkeys(range(4, 7), -8.0))
+    trainer.run()
+    assert isinstance(trainer.events, fakes.Events)
+    assert trainer.events.written == [("reward-collapsed", "warning"), ("reward-collapsed", "info")]
