@@ -11,6 +11,8 @@ from tba.objectives import OBJECTIVES, Groups, Loss, Objective
 BETA = 0.5
 REF_NL, OLD_NL = (toy.token_logps(toy.random_logits(seed)) for seed in (1, 2))
 VALUE_NL = toy.random_rewards(4, toy.N, toy.L)
+GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
+"""The objectives that multiply the gradient of each response by an advantage."""
 
 
 def parameters(seed: int = 3) -> Tensor:
@@ -42,6 +44,11 @@ def after(value_PKT: Tensor, reward_PK: Tensor) -> Tensor:
     """Return the value after each token if every token is a step: that of the next token, and the reward after the
     last."""
     return torch.cat([value_PKT[:, :, 1:], reward_PK[:, :, None]], dim=2)
+
+
+def scores_of(logits: Tensor, chosen_PK: Tensor) -> Tensor:
+    """[P, K, R, V] the gradient of the log-probability of each response."""
+    return torch.func.jacrev(toy.sequence_logps)(logits.detach())[chosen_PK]
 
 
 def given_tokens(logp_PKT: Tensor, old_PKT: Tensor, reward_PK: Tensor, mask_PKT: Tensor | None = None) -> Groups:
