@@ -184,7 +184,7 @@ if (ROOT / "docs/kubernetes.md").exists():
 CODE = [
     Excuse('"""Add two numbers', "tests/flows/runs/tasks/test_task_from_outside.py trains on it"),
     Excuse('"""Questions of a file', "as above"),
-    Excuse("from tba.config import parse_options", "a part of it; tests/tba/test_config.py parses options of tasks"),
+    Excuse("from tba.config import parse_options", "a part of it; tests/tba/tasks/test_registry.py parses options"),
     Excuse(r"\s*def (reply|step_ends)", "methods of a task: tests/flows/runs/tasks/test_turns.py, tests/tba/tasks"),
     Excuse("import re\n\nimport verifiers", "the library is an extra: tests/flows/runs/tasks/test_verifiers.py"),
     Excuse("import random\n", "tests/flows/runs/tasks/test_redteam.py runs it"),
