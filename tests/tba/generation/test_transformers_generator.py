@@ -1,4 +1,5 @@
-import shutil
+"""The generator based on transformers: its tokens and log-probabilities, its batch, and requests in flight."""
+
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -8,78 +9,34 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedModel
 
-from benchmarks.harness.tiny_models import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
-from tba.errors import Busy, ConfigError, Damaged, Missing
+from benchmarks.harness.tiny_models import CHARACTERS, EOS_ID, PAD_ID, tiny_folder
+from tba.errors import Busy, ConfigError
 from tba.generation.requests import generate
-from tba.generation.token_choice import choose, uniforms
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer
-from tba.types import Prompt, Request, Response, Version
-from tests.support.builders import tokens_of
-
-V0, V1 = Version(0, 1), Version(1, 1)
-SIZES: dict[str, Any] = {"vocab_size": len(CHARACTERS) + 3, "initializer_range": 0.3}
-TOKENS: dict[str, Any] = {"pad_token_id": PAD_ID, "bos_token_id": None, "eos_token_id": EOS_ID}
-LLAMA_LIKE: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    **SIZES,
-    **TOKENS,
-}
-CONFIGS = {
-    "llama": LlamaConfig(**LLAMA_LIKE),
-    "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=8),
-    "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **SIZES, **TOKENS),
-    "gpt-neox": GPTNeoXConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **SIZES, **TOKENS
-    ),
-    "mistral, window of 5": MistralConfig(**LLAMA_LIKE, sliding_window=5),
-}
-PROMPTS = ["1+2=", "what is it that you want?", "z", "hello"]
-UNIFORMS = [0.8833108082136427, 0.1859454557748516, 0.8316982391956977]
-
-
-def make_folder(folder: Path, config: Any, *, seed: int = 0) -> Path:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
-def make_generator(folder: Path, *, batch: int = 64, limit: int = 12) -> TransformersGenerator:
-    generator = TransformersGenerator(device="cpu", batch_responses=batch, max_response_tokens=limit)
-    generator.adopt(folder, V0)
-    return generator
+from tba.types import Prompt, Request, Response
+from tests.support.models.generator_examples import (
+    CONFIGS,
+    PROMPTS,
+    SIZES,
+    TOKENS,
+    V0,
+    V1,
+    make_folder,
+    make_generator,
+    make_prompts,
+)
 
 
 @cache
 def alone(folder: Path) -> TransformersGenerator:
     return make_generator(folder, batch=1)
-
-
-def make_prompts(texts: list[str]) -> list[Prompt]:
-    tokenizer = tiny_tokenizer()
-    return [Prompt(prompt_id=t, text=t, tokens=tuple(tokenizer(t).input_ids)) for t in texts]
 
 
 @pytest.fixture(scope="module")
@@ -166,51 +123,6 @@ def test_what_a_seed_yields_does_not_depend_on_what_it_is_batched_with(llama, re
 def test_seeds_differ_in_what_they_yield(llama):
     [responses] = generate(make_generator(llama), make_prompts(["1+1="]), [list(range(40))], temperature=1.5)
     assert len({response.tokens for response in responses}) > 30
-
-
-def test_uniforms_follow_from_seed_and_position_alone():
-    seeds, positions = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(200, dtype=np.uint64))
-    grid = uniforms(seeds.ravel(), positions.ravel())
-    assert grid.min() > 0 and grid.max() < 1 and len(np.unique(grid)) == grid.size
-    assert uniforms(seeds.ravel()[777:778], positions.ravel()[777:778])[0] == grid[777]
-    counts = np.histogram(grid, bins=50, range=(0, 1))[0]
-    assert ((counts - 800) ** 2 / 800).sum() < 100  # chi-square of 49 degrees; p is about 2e-5
-    square = grid.reshape(200, 200)
-    for one, other in [(square[1:], square[:-1]), (square[:, 1:], square[:, :-1])]:
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.02
-
-
-def test_uniforms_never_change():
-    """Stored responses can be generated again from their seeds."""
-    found = uniforms(np.array([0, 1, 2**63 - 1], dtype=np.uint64), np.array([0, 7, 511], dtype=np.uint64))
-    assert found.tolist() == UNIFORMS
-
-
-# --- Choosing a token ---
-
-
-def test_evenly_spread_uniforms_choose_tokens_in_proportion_to_their_probability():
-    probability = torch.tensor([0.05, 0.5, 0.0, 0.2, 0.25], dtype=torch.float64)
-    spread = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
-    for temperature in (1.0, 0.5):
-        logits = (temperature * probability.log()).expand(10_000, -1).float()
-        chosen = choose(logits, spread, temperature=temperature, top_p=1.0)
-        assert torch.bincount(chosen, minlength=5).tolist() == pytest.approx([500, 5000, 0, 2000, 2500], abs=1)
-
-
-@pytest.mark.parametrize(
-    "top_p, expected", [(0.4, [0, 100, 0, 0]), (0.51, [0, 65, 0, 35]), (0.9, [0, 53, 18, 29]), (1.0, [5, 50, 17, 28])]
-)
-def test_top_p_keeps_the_fewest_most_likely_tokens_that_reach_it(top_p, expected):
-    logits = torch.tensor([0.05, 0.5, 0.17, 0.28], dtype=torch.float64).log().expand(100, -1)
-    spread = (torch.arange(100, dtype=torch.float64) + 0.5) / 100
-    chosen = choose(logits, spread, temperature=1.0, top_p=top_p)
-    assert torch.bincount(chosen, minlength=4).tolist() == pytest.approx(expected, abs=2)
-
-
-def test_temperature_zero_takes_the_most_likely_token():
-    logits = torch.tensor([[1.0, 3.0, 2.0], [0.5, -1.0, 0.0]])
-    assert choose(logits, torch.tensor([0.001, 0.999]), temperature=0.0, top_p=1.0).tolist() == [1, 0]
 
 
 def test_sampled_first_tokens_follow_the_model(llama):
@@ -371,132 +283,6 @@ def test_another_model_cannot_take_over_what_is_in_flight(tmp_path, llama):
     assert response.version_end == V0
     generator.adopt(other, V1)
     assert generator.version == V1
-
-
-# --- Adopting ---
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_adopted_weights_are_the_ones_that_generate(tmp_path, tied):
-    first, second = (tiny_folder(tmp_path / str(seed), seed=seed, tied=tied) for seed in (0, 1))
-    prompts, seeds = make_prompts(PROMPTS), [[1, 2, 3]] * 4
-    generator = make_generator(first)
-    before = generate(generator, prompts, seeds, temperature=1.0)
-    generator.adopt(second, V1)
-    after = generate(generator, prompts, seeds, temperature=1.0)
-    assert tokens_of(before) == tokens_of(generate(make_generator(first), prompts, seeds, temperature=1.0))
-    assert tokens_of(after) == tokens_of(generate(make_generator(second), prompts, seeds, temperature=1.0))
-    assert {(r.version_start, r.version_end) for group in before for r in group} == {(V0, V0)}
-    assert {(r.version_start, r.version_end) for group in after for r in group} == {(V1, V1)}
-
-
-def test_weights_are_copied_into_the_model_that_is_there(tmp_path):
-    folders = [tiny_folder(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-    generator = make_generator(folders[0])
-    seen: set[int] = set()
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: seen.add(id(module)))
-    try:
-        generate(generator, make_prompts(["1"]), [[1]], temperature=1.0)
-        modules = set(seen)
-        generator.adopt(folders[1], V1)
-        generate(generator, make_prompts(["1"]), [[1]], temperature=1.0)
-    finally:
-        handle.remove()
-    assert seen == modules
-
-
-def test_what_was_read_ahead_is_adopted_also_where_the_folder_has_gone(tmp_path):
-    first, second, third = (tiny_folder(tmp_path / str(seed), seed=seed) for seed in range(3))
-    prompts, seeds = make_prompts(PROMPTS), [[1, 2, 3]] * 4
-    expected = generate(make_generator(second), prompts, seeds, temperature=1.0)
-    generator = make_generator(first)
-    generator.read_ahead(third)
-    generator.read_ahead(second)
-    shutil.rmtree(second)
-    generator.adopt(second, V1)
-    assert tokens_of(generate(generator, prompts, seeds, temperature=1.0)) == tokens_of(expected)
-    with pytest.raises(Missing, match="removed"):
-        generator.adopt(second, V1)  # once
-
-
-@pytest.mark.parametrize("told", ["first", "bad", "gone"])
-def test_reading_ahead_in_vain_changes_nothing(tmp_path, told: str):
-    first, second = (tiny_folder(tmp_path / name, seed=seed) for seed, name in enumerate(("first", "second")))
-    (tiny_folder(tmp_path / "bad") / "model.safetensors").write_bytes(b"nothing")
-    prompts, seeds = make_prompts(PROMPTS), [[1, 2, 3]] * 4
-    expected = generate(make_generator(second), prompts, seeds, temperature=1.0)
-    generator = make_generator(first)
-    generator.read_ahead(tmp_path / told)
-    assert generator.version == V0
-    generator.adopt(second, V1)
-    assert tokens_of(generate(generator, prompts, seeds, temperature=1.0)) == tokens_of(expected)
-
-
-def test_weights_in_several_files_are_adopted_too(tmp_path):
-    config = CONFIGS["llama"]
-    whole = make_folder(tmp_path / "whole", config, seed=1)
-    model = AutoModelForCausalLM.from_pretrained(whole)
-    model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
-    tiny_tokenizer().save_pretrained(tmp_path / "parts")
-    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
-    generator = make_generator(make_folder(tmp_path / "other", config))
-    generator.adopt(tmp_path / "parts", V1)
-    prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
-    expected = generate(make_generator(whole), prompts, seeds, temperature=1.0)
-    assert tokens_of(generate(generator, prompts, seeds, temperature=1.0)) == tokens_of(expected)
-
-
-def test_another_architecture_is_built_anew(tmp_path):
-    generator = make_generator(tiny_folder(tmp_path / "llama"))
-    other = make_folder(tmp_path / "gpt2", CONFIGS["gpt2"])
-    generator.adopt(other, V1)
-    prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
-    expected = generate(make_generator(other), prompts, seeds, temperature=1.0)
-    assert tokens_of(generate(generator, prompts, seeds, temperature=1.0)) == tokens_of(expected)
-
-
-def test_a_folder_that_cannot_be_loaded_leaves_the_weights_that_were_there(tmp_path):
-    generator = make_generator(tiny_folder(tmp_path / "good"))
-    bad = tiny_folder(tmp_path / "bad", seed=1)
-    weights = bad / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
-    before = generate(generator, prompts, seeds, temperature=1.0)
-    with pytest.raises(Damaged, match="bad"):
-        generator.adopt(bad, V1)
-    with pytest.raises(Damaged, match="bad"):
-        make_generator(bad)
-    after = generate(generator, prompts, seeds, temperature=1.0)
-    assert tokens_of(after) == tokens_of(before) and after[0][0].version_start == V0
-
-
-@pytest.mark.parametrize("left", [["model.safetensors", "tokenizer.json"], ["tokenizer.json"], [], None])
-def test_a_folder_that_is_being_removed_is_missing_and_leaves_the_weights_that_were_there(tmp_path, left):
-    """Files are removed in the order of their names, so the config goes before the weights. Then the folder goes."""
-    generator = make_generator(tiny_folder(tmp_path / "good"))
-    going = tiny_folder(tmp_path / "going", seed=1)
-    for file in going.iterdir():
-        if file.name not in (left or []):
-            file.unlink()
-    if left is None:
-        going.rmdir()
-    with pytest.raises(Missing, match="removed"):
-        generator.adopt(going, V1)
-    with pytest.raises(Missing, match="removed"):
-        make_generator(going)
-    assert generator.version == V0
-
-
-def test_a_folder_that_is_removed_while_a_model_is_made_of_it_is_missing(tmp_path, monkeypatch):
-    load = Policy.load
-
-    def load_and_remove(folder: Path, **options: Any) -> Policy:
-        (folder / "config.json").unlink()
-        return load(tiny_folder(tmp_path / "whole"), **options)
-
-    monkeypatch.setattr(Policy, "load", load_and_remove)
-    with pytest.raises(Missing, match="removed"):
-        make_generator(tiny_folder(tmp_path / "going"))
 
 
 # --- Refusals ---
