@@ -28,7 +28,11 @@ from benchmarks.harness.hardware import hardware, results_file
 
 ROOT = Path(__file__).parents[1]
 TESTS = ["tests/test_devices.py"]
-TESTS_OF_VLLM = ["tests/tba/generation/test_vllm_generator.py", "tests/flows/runs/test_vllm.py"]
+TESTS_OF_VLLM = [
+    "tests/tba/generation/test_vllm_generator.py",
+    "tests/tba/generation/test_vllm_processes.py",
+    "tests/flows/runs/test_vllm.py",
+]
 MEASUREMENTS = [
     ["benchmarks.training", "--only", "GSM8K, shape of Qwen2.5-1.5B", "--repeats", "3"],
     ["benchmarks.generation"],

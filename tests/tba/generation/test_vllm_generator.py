@@ -3,13 +3,11 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ import torch
 
 from benchmarks.harness.tiny_models import EOS_ID, tiny_tokenizer
 from tba.batches.logprobs import chosen_logps
-from tba.config import VLLMEngine
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
@@ -26,33 +23,30 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
 from tests.support.builders import tokens_of
 from tests.support.models.families import FAMILIES, family_folder
-from tests.support.models.vllm_examples import prompts_of
-from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
+from tests.support.models.vllm_examples import (
+    LIMIT,
+    LIMITS,
+    LONG,
+    PROMPTS,
+    SEEDS,
+    V0,
+    V1,
+    V2,
+    before_next,
+    distance,
+    make_generator,
+    prompts_of,
+    version_folders,
+)
+from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm
 
 pytestmark = needs_vllm
-
-V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 2)
-LIMIT, LONG, MOST = 24, 400, 1024
-TEXTS = ["1+2=", "what is it that you want?", "z", "hello", "7" * 150]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Version, Path]:
     """Return folders of versions with different weights."""
-    root = tmp_path_factory.mktemp("versions")
-    return {version: served_folder(root / str(version), seed=seed) for seed, version in enumerate((V0, V1, V2))}
-
-
-def make_generator(**engine: Any) -> Any:
-    from tba.generation.vllm_generator import VLLMGenerator
-
-    return VLLMGenerator(
-        on_cpu=ON_CPU,
-        batch_responses=64,
-        max_prompt_tokens=MOST - LONG,
-        max_response_tokens=LONG,
-        engine=VLLMEngine(memory_fraction=0.2, **engine),  # a GPU has room for three engines
-    )
+    return version_folders(tmp_path_factory.mktemp("versions"))
 
 
 @pytest.fixture(scope="module")
@@ -75,22 +69,6 @@ def test_what_vllm_would_serve_as_another_model_is_refused_before_an_engine_star
     family_folder(tmp_path, FAMILIES[family])
     with pytest.raises(ConfigError, match=rf"^engine\.name: vLLM cannot serve this model: .* {fault}.*; "):
         make_generator().adopt(tmp_path, V0)
-
-
-PROMPTS = prompts_of(TEXTS)
-SEEDS = [[100 * i + j for j in range(6)] for i in range(len(PROMPTS))]
-LIMITS = [LIMIT] * len(PROMPTS)
-
-
-def distance(folder: Path, prompts: list[Prompt], groups: list[list[Response]], *, temperature: float) -> float:
-    """Return the greatest difference, over all tokens, between stored log-probabilities and those of transformers."""
-    expected = PolicyScorer(Policy.load(folder), V0).token_logps(prompts, groups, temperature=temperature)
-    return max(
-        abs(told - found)
-        for group, scored in zip(groups, expected, strict=True)
-        for response, logps in zip(group, scored, strict=True)
-        for told, found in zip(response.logps, logps, strict=True)
-    )
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -344,39 +322,6 @@ def test_responses_that_are_broken_off_are_never_told(generator: Any, monkeypatc
     engine.wake_up(tags=["scheduling"])
 
 
-def test_an_engine_that_dies_ends_the_wait_for_it_and_other_children_of_the_role_live_on(
-    folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
-):
-    with closing(make_generator()) as generator:
-        generator.adopt(folders[V0], V0)
-        (core,) = generator.requests.engine.engine_core.resources.engine_manager.processes
-        other = get_context("spawn").Process(target=pause)
-        other.start()
-        with monkeypatch.context() as patch:
-            before_next(patch, generator.requests.engine, "step", core.kill)
-            with pytest.raises(RunFailed, match="died while it generated"):
-                generate(generator, PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
-        with pytest.raises(RunFailed, match=str(V1)):
-            generator.adopt(folders[V1], V1)
-    try:
-        other.join(1)
-        assert other.is_alive()
-    finally:
-        other.kill()
-        other.join()
-
-
-@pytest.mark.skipif(not ON_CPU and torch.cuda.device_count() < 2, reason="there is only one GPU here")
-def test_an_engine_that_is_spread_over_several_processes_takes_a_version_in_all_of_them(
-    folders: dict[Version, Path],
-):
-    with closing(make_generator(tensor_parallel=2)) as generator:
-        for version in (V0, V1):
-            generator.adopt(folders[version], version)
-            groups = generate(generator, PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
-            assert distance(folders[version], PROMPTS, groups, temperature=1.0) < SIMILAR
-
-
 def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
     generator: Any, folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
 ):
@@ -386,99 +331,6 @@ def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
     )
     with pytest.raises(RunFailed, match=f"failed while it loaded version {V1}"):
         generator.adopt(folders[V1], V1)
-
-
-def test_a_process_whose_role_ended_before_it_could_hear_of_it_ends_too():
-    """The engine's process is registered for this only seconds after its start."""
-    role = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60)
-    assert role.stdout == "begun\n", role.stderr
-
-
-ORPHAN = """
-import os
-from multiprocessing import get_context, parent_process
-
-def begin():
-    from tba.generation.vllm_plugin import OURS, register
-    print("begun", flush=True)
-    os.environ[OURS] = "cpu"
-    parent_process().join()
-    register()
-    print("goes on without it", flush=True)
-
-if __name__ == "__main__":
-    process = get_context("fork").Process(target=begin)
-    process.start()
-    os._exit(0)
-"""
-
-
-def test_on_a_cpu_processes_of_an_engine_sleep_while_they_wait_for_each_other():
-    """A core that one of them needs to compute is not taken by another one that only waits."""
-    used = subprocess.run([sys.executable, "-c", WAITS_HALF_A_SECOND], capture_output=True, text=True, timeout=120)
-    assert float(used.stdout or "nan") < 0.1, used.stderr
-
-
-WAITS_HALF_A_SECOND = """
-import os, time
-from tba.generation.vllm_plugin import OURS, register
-os.environ[OURS] = "cpu"
-register()
-from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-writer = MessageQueue(1, 1)
-reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
-writer.enqueue("a message")
-reader.dequeue(timeout=10)
-before = time.process_time()
-try:
-    reader.dequeue(timeout=0.5)
-except TimeoutError:
-    print(time.process_time() - before)
-"""
-
-
-def test_a_sleeping_process_of_an_engine_is_woken_by_every_message(tmp_path: Path):
-    """The queue may not announce a message that follows another one closely. A process that only waits for these
-    announcements would sleep for seconds although its message is there."""
-    (script := tmp_path / "exchange.py").write_text(EXCHANGES_MESSAGES)
-    exchanged = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert exchanged.stdout == "all arrived\n", exchanged.stderr
-
-
-EXCHANGES_MESSAGES = """
-import os, time
-from multiprocessing import get_context
-from tba.generation.vllm_plugin import OURS, register
-
-os.environ[OURS] = "cpu"
-
-def queues():
-    register()
-    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-    return MessageQueue
-
-def answer(pipe):
-    Queue = queues()
-    reader, writer = Queue.create_from_handle(pipe.recv(), 0), Queue(1, 1)
-    pipe.send(writer.export_handle())
-    while (pause := reader.dequeue(indefinite=True)) is not None:
-        time.sleep(pause)
-        writer.enqueue("done")
-
-if __name__ == "__main__":
-    pipe, theirs = get_context("spawn").Pipe()
-    other = get_context("spawn").Process(target=answer, args=(theirs,), daemon=True)
-    other.start()
-    writer = queues()(1, 1)
-    pipe.send(writer.export_handle())
-    reader = queues().create_from_handle(pipe.recv(), 0)
-    for pause in (0, 0, 0.05) * 20:
-        writer.enqueue(pause)
-        reader.dequeue(timeout=3)
-    writer.enqueue(None)
-    other.join()
-    print("all arrived")
-"""
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
@@ -493,22 +345,6 @@ def test_any_number_of_responses_can_be_generated_side_by_side(folders: dict[Ver
 def test_log_probabilities_that_would_not_be_the_policys_are_refused(generator: Any):
     with pytest.raises(ValueError, match=r"top_p 0\.5"):
         generate(generator, PROMPTS, SEEDS, temperature=0.7, top_p=0.5)
-
-
-def before_next(patch: pytest.MonkeyPatch, of: Any, method: str, do: Callable[[], object]) -> None:
-    """Do something before a method is called the next time."""
-    call = getattr(of, method)
-
-    def both(*arguments: Any) -> Any:
-        patch.setattr(of, method, call)
-        do()
-        return call(*arguments)
-
-    patch.setattr(of, method, both)
-
-
-def pause() -> None:
-    signal.pause()
 
 
 def engine_processes() -> set[int]:
