@@ -3,49 +3,32 @@ precision, so that what differs by more than the order of a sum is seen."""
 
 import json
 import os
-import re
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any, get_args
 
-import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchmarks.harness.fetched import fetched_of
-from benchmarks.harness.tiny_models import (
-    EOS_ID,
-    PAD_ID,
-    tiny_folder,
-    tiny_llama,
-    tiny_policy,
-    tiny_tokenizer,
-    trajectory,
-)
-from tba.batches.batching import Batch, collate, groups_at
+from benchmarks.harness.tiny_models import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
 from tba.config import Config, OptimizerName
-from tba.distributed.ranks import ALONE, Ranks, join, leave, open_port, rows_of, shares
+from tba.distributed.ranks import Ranks, join, leave, open_port
 from tba.distributed.sharding import save_without_weights, without_weights
-from tba.errors import Damaged, RunFailed
+from tba.errors import Damaged
 from tba.models.policy import Policy
-from tba.train.leader import Followers, LeadingLearner, batch_of, batch_values
+from tba.train.leader import Followers, LeadingLearner
 from tba.train.learner import Learner
 from tba.train.training_state import TrainingState
 from tests.support.models.families import FAMILIES, family_folder
 from tests.support.sampled_parameters import sampled
 from tests.support.tba.a_rank import precise_policy, sharded
+from tests.support.tba.rank_batches import K, P, batch_at
 from tests.support.tba.trainers import settings
 
 SIZES = [2, 4]
-P, K = 5, 3
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 OBJECTIVES = [
     {
@@ -74,23 +57,6 @@ def config_of(**changes: Any) -> Config:
             **changes,
         }
     )
-
-
-def batch_at(step: int) -> Batch:
-    """Return a batch of groups of very different lengths."""
-    chance = Random(step)
-    rows = [
-        trajectory(
-            prompt_id=f"p{group}",
-            prompt_tokens=(5, 6, *range(10, 10 + group)),
-            response_tokens=(*(chance.randrange(10, 60) for _ in range(chance.randrange(1, 4 + 6 * group))), EOS_ID),
-            reward=float(chance.random() < 0.5),
-        )
-        for group in range(P)
-        for _ in range(K)
-    ]
-    same = [replace(row, ref_logps=(-1.5,) * row.length, behaviour_logps=(-1.0,) * row.length) for row in rows]
-    return collate(fetched_of(same), responses_per_prompt=K, pad_id=PAD_ID, include_eos=True, by_token=True)
 
 
 @pytest.fixture(scope="module", params=sampled(SIZES, kept=[2]))
@@ -310,147 +276,3 @@ def copied(learner: Learner) -> Callable[[], Policy]:
         return policy
 
     return make
-
-
-RANK = [sys.executable, "-m", "tests.support.tba.a_rank", "3"]
-
-
-@pytest.mark.parametrize(
-    ("met", "raised", "says"),
-    [
-        pytest.param("RunFailed", RunFailed, "^no room$", marks=pytest.mark.long),
-        ("ValueError", RunFailed, r"^rank 1 of the trainer \(pid \d+\): .*no room"),
-    ],
-)
-def test_what_goes_wrong_at_another_rank_is_told_by_the_first(met, raised, says):
-    with Followers(RANK, 2) as followers, pytest.raises(raised, match=says):
-        followers.together("begin", lambda: "mine", [0, {"error": met}, ""])
-
-
-def test_a_rank_that_is_killed_ends_what_the_others_do():
-    with Followers(RANK, 3) as followers:
-        os.kill(followers.all[1].process.pid, signal.SIGKILL)
-        with pytest.raises(RunFailed, match=r"^rank 2 of the trainer \(pid \d+\) has died \(SIGKILL\)$"):
-            followers.together("begin", stuck, [0, {}, ""])
-
-
-def test_a_rank_that_does_not_read_is_killed(monkeypatch):
-    monkeypatch.setattr("tba.train.leader.START", 0.5)
-    deaf = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    with Followers(deaf, 2) as followers, pytest.raises(RunFailed, match=r"has died \(SIGKILL\)$"):
-        followers.together("learn", lambda: "mine", numbers=[np.zeros(2**20)])
-
-
-BREAKS = """
-from tba.train.leader import follow
-from tba.runtime.messages import take_pipes
-
-class Learner:
-    def state(self, **of):
-        return self
-    def save_optimizer(self, folder):
-        raise OSError("no space")
-
-follow(lambda said: Learner(), *take_pipes())
-"""
-
-
-def test_a_rank_that_cannot_store_its_part_says_so_and_ends():
-    with Followers([sys.executable, "-c", BREAKS], 2) as followers:
-        followers.together("begin", lambda: None)
-        with pytest.raises(RunFailed, match=r"^rank 1 of the trainer \(pid \d+\): OSError: no space$"):
-            followers.together("state", lambda: None, [1, 1, ""])
-            assert followers.all[0].ended.wait(20)
-            followers.order("learn")
-
-
-HANGS = """
-import logging, sys, time
-from tba.train.leader import Followers
-logging.basicConfig()
-followers = Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1)
-time.sleep(1000)
-"""
-ENDS = """
-import sys
-from tba.runtime.messages import send
-send(sys.stdout.buffer, {'error': 'ValueError', 'says': 'no room'})
-"""
-
-
-def test_a_trainer_that_waits_for_a_dead_rank_ends_and_says_what_that_died_of():
-    ended = subprocess.run([sys.executable, "-c", HANGS, ENDS], capture_output=True, text=True, timeout=100)
-    assert ended.returncode == 1
-    assert re.search(r"ERROR.*rank 1 of the trainer \(pid \d+\): ValueError: no room; rank 0 did not", ended.stderr)
-
-
-STORES = """
-import sys, time
-from tba.errors import RunFailed
-from tba.train.leader import Followers
-with Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1) as followers:
-    try:
-        followers.answers()
-    except RunFailed:
-        time.sleep(3)
-        print("stored", flush=True)
-        followers.release()
-        time.sleep(float(sys.argv[2]))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("leaves", "code"), [("0", 0), ("1000", 1)])
-def test_a_trainer_that_knows_of_a_dead_rank_stores_what_it_has_before_it_ends(leaves, code):
-    """It does not wait long for other ranks to leave with it."""
-    ended = subprocess.run([sys.executable, "-c", STORES, ENDS, leaves], capture_output=True, text=True, timeout=100)
-    assert (ended.returncode, ended.stdout) == (code, "stored\n")
-
-
-def stuck() -> None:
-    """Fail like a process group that has lost a rank."""
-    raise RuntimeError("connection closed by peer")
-
-
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, 9))
-def test_every_group_is_one_ranks_and_none_has_many_more_than_another(costs, size):
-    found = shares(costs, size)
-    assert len(found) == size and sorted(group for groups in found for group in groups) == list(range(len(costs)))
-    room = -(-len(costs) // size)
-    assert max(map(len, found)) <= room
-    loads = [sum(costs[group] for group in groups) for groups in found]
-    if len(costs) >= size and len(costs) % size == 0:
-        assert max(loads) - min(loads) <= max(costs) * room
-
-
-@given(st.integers(1, 9), st.integers(1, 40))
-def test_rows_are_divided_as_torch_divides_them(size, total):
-    parts = torch.arange(total).chunk(size)
-    expected = [part.tolist() for part in parts] + [[]] * (size - len(parts))
-    assert [list(rows_of(rank, size, total)) for rank in range(size)] == expected
-
-
-@given(st.lists(st.integers(0, P - 1), min_size=1, max_size=P, unique=True))
-def test_a_share_is_the_batchs_own_rows(groups):
-    batch = batch_at(1)
-    part = groups_at(batch, groups)
-    for n, group in enumerate(groups):
-        for j in range(K):
-            assert part.lengths[n * K + j] == batch.lengths[group * K + j]
-            for name in ("tokens_BT", "response_mask_BT", "ref_logp_B", "reward_B", "behaviour_logp_BT"):
-                assert torch.equal(getattr(part, name)[n * K + j], getattr(batch, name)[group * K + j])
-
-
-@pytest.mark.parametrize("without", [{}, {"ref_logp_B": None, "ref_logp_BT": None}], ids=["all", "no reference"])
-def test_a_batch_comes_through_a_pipe_as_it_was(without: dict[str, None]):
-    batch = replace(batch_at(1), reference_power=0.3, **without)
-    values, numbers = batch_values(batch)
-    found = batch_of(values, numbers, torch.device("cpu"))
-    for name in Batch.__dataclass_fields__:
-        mine, theirs = getattr(found, name), getattr(batch, name)
-        assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
-
-
-def test_alone_there_is_nothing_to_share():
-    batch = batch_at(1)
-    assert ALONE.share(batch).batch is batch and ALONE.most([3]) == [3] and ALONE.total({"loss": 2.0}) == {"loss": 2.0}
