@@ -1,8 +1,7 @@
+"""The evaluator: which versions it scores, with which responses, and what the task measures of them."""
+
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
-from itertools import combinations
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -10,112 +9,14 @@ import pytest
 
 from benchmarks.harness import fakes
 from tba.errors import Damaged, DataError, Missing, Stopped
-from tba.interfaces import Task
-from tba.presets import preset
-from tba.search.evaluator import Evaluator, pass_at
-from tba.types import Example, Prompt, Response, Reward, Score, Version
+from tba.types import Prompt, Response, Reward, Version
+from tests.support.tba.evaluators import Evaluations, evaluator, kinds
 
 V0 = Version(0, 1)
 
 
-class Evaluations:
-    def __init__(self) -> None:
-        self.written: list[Score] = []
-        self.examples: list[Example] = []
-
-    def write(self, scores: Sequence[Score], examples: Sequence[Example]) -> None:
-        self.written += scores
-        self.examples += examples
-
-    def done(self) -> set[Version]:
-        return {score.version for score in self.written}
-
-
-def evaluator(
-    *newest: Version,
-    every: int = 10,
-    samples: int = 2,
-    broken: dict[Version, Exception] | None = None,
-    task: Task | None = None,
-    reference: fakes.Scorer | None = None,
-    **changes: Any,
-) -> tuple[Evaluator, Evaluations]:
-    config = preset("quickstart").replace(
-        {
-            "evaluation.every": every, "evaluation.samples": samples, "training.steps": 40, "sync.every": 2,
-            "search.temperature": 0.7, "search.top_p": 0.9,
-            **{f"evaluation.{name}": it for name, it in changes.items()},
-        }
-    )  # fmt: skip
-    evaluations = Evaluations()
-    role = Evaluator(
-        config,
-        prompts=fakes.make_prompts(5),
-        task=task or fakes.Task(),
-        generator=fakes.Generator(),
-        reference=reference,
-        versions=fakes.Versions(*newest, broken=broken),
-        evaluations=evaluations,
-        lease=fakes.Lease(stop_at=1000),
-        events=fakes.Events(),
-    )
-    return role, evaluations
-
-
-def test_the_mismatch_is_how_far_a_generators_log_probabilities_are_from_the_trainers():
-    """The generator gives -0.5 and -0.1 for two tokens, the scorer -1 for each. Sampled responses are not compared."""
-    role, evaluations = evaluator(Version(20, 1), samples=2)
-    asked: list[tuple[Path, Version]] = []
-    role.trainers_scorer = lambda folder, version: asked.append((folder, version)) or fakes.Scorer()
-    role.run(poll=0)
-    found = {s.metric: s.value for s in evaluations.written if s.version.number == 20}
-    assert found["greedy_mismatch"] == pytest.approx(0.7)
-    assert found["greedy_mismatch_max"] == pytest.approx(0.9)
-    assert found["greedy_mismatch_response"] == pytest.approx(1.4)
-    assert not [name for name in found if name.startswith("sampled_mismatch")]
-    assert [version.number for _, version in asked] == [0, 20]
-    assert asked[1][0] == role.versions.load(Version(20, 1))
-
-
-@pytest.mark.parametrize(("most", "told"), [(1.3, ["mismatch-large"]), (1.5, []), (0.0, [])])
-def test_a_mismatch_that_is_large_is_told_of_once(most: float, told: list[str]):
-    """As above, the mismatch is 1.4 nats per response, for both versions."""
-    role, _ = evaluator(Version(20, 1))
-    role.config = role.config.replace({"alarms.mismatch": most})
-    role.trainers_scorer = lambda folder, version: fakes.Scorer()
-    role.run(poll=0)
-    assert kinds(role) == told
-
-
-def test_tokens_that_the_policy_did_not_write_do_not_make_the_mismatch_smaller():
-    """Each response has two turns of two tokens, with three tokens of the environment in between."""
-
-    class Polite(fakes.Task):
-        def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
-            return [7, 8, 9] if len(turns) == 1 else None
-
-    class Words:
-        def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-            return " ".join(map(str, tokens))
-
-    class Wide(fakes.Scorer):
-        def token_logps(self, prompts: Any, responses: Any, *, temperature: float) -> list[list[tuple[float, ...]]]:
-            return [[(-1.0,) * len(response.tokens) for response in row] for row in responses]
-
-    role, evaluations = evaluator(Version(20, 1), task=Polite())
-    assert isinstance(role.generator, fakes.Generator)
-    role.generator.tokenizer = Words()
-    role.trainers_scorer = lambda folder, version: Wide()
-    role.run(poll=0)
-    found = {s.metric: s.value for s in evaluations.written if s.version.number == 20}
-    assert found["greedy_mismatch"] == pytest.approx(0.7)
-    assert found["greedy_mismatch_response"] == pytest.approx(2.8)
-
-
-def test_nothing_is_compared_where_the_generator_is_of_the_trainers_kind():
-    role, evaluations = evaluator(Version(20, 1))
-    role.run(poll=0)
-    assert not [s.metric for s in evaluations.written if "mismatch" in s.metric]
+def scored(evaluations: Evaluations) -> list[int]:
+    return [s.version.number for s in evaluations.written if s.metric == "greedy"]
 
 
 def test_the_first_the_last_and_every_nth_version_are_scored_and_no_other():
@@ -175,15 +76,6 @@ def test_the_first_greedy_responses_of_each_version_are_kept_with_their_rewards(
         assert it.response == "wrong"
 
 
-def scored(evaluations: Evaluations) -> list[int]:
-    return [s.version.number for s in evaluations.written if s.metric == "greedy"]
-
-
-def kinds(role: Evaluator) -> list[str]:
-    assert isinstance(role.events, fakes.Events)
-    return role.events.kinds
-
-
 def test_greedy_is_at_temperature_zero_and_sampled_at_that_of_search():
     role, _ = evaluator(Version(20, 1))
     role.run(poll=0)
@@ -206,30 +98,6 @@ def test_evaluation_samples_with_settings_of_its_own_where_it_has_them_and_store
     }  # fmt: skip
 
 
-def test_pass_at_k_is_the_mean_over_prompts_of_the_share_of_k_responses_with_a_right_one():
-    role, evaluations = evaluator(Version(20, 1), samples=5, pass_at=[1, 3, 5])
-    role.run(poll=0)
-    scores = {s.metric: s for s in evaluations.written if s.version.number == 20}
-    assert isinstance(role.generator, fakes.Generator)
-    seeds = role.generator.asked[-5:]  # of the sampled responses to each prompt; the fake is right for odd ones
-    assert len({sum(seed % 2 for seed in row) for row in seeds}) > 1
-    for k in (1, 3, 5):
-        shares = [sum(any(s % 2 for s in some) for some in combinations(row, k)) / comb(5, k) for row in seeds]
-        assert scores[f"pass@{k}"].value == pytest.approx(sum(shares) / 5)
-        assert scores[f"pass@{k}"].n == 5
-    assert scores["pass@1"].value == pytest.approx(scores["sampled"].value)
-    assert scores["sampled"].n == 25
-    assert len(role.generator.settings) == 4  # greedy and sampled of two versions: pass@k asks for nothing more
-
-
-@pytest.mark.parametrize(("solved_at", "value"), [(0.0, 1.0), (1.5, 0.0)])
-def test_a_response_is_right_from_a_given_reward_on(solved_at: float, value: float):
-    role, evaluations = evaluator(Version(20, 1), pass_at=[1, 2], solved_at=solved_at)
-    role.run(poll=0)
-    assert [s.value for s in evaluations.written if s.metric in ("pass@1", "pass@2")] == [value] * 4
-    assert all(0 < s.value < 1 for s in evaluations.written if s.metric == "sampled")  # still a mean of rewards
-
-
 def test_a_stop_is_heard_between_the_pieces_of_many_samples():
     role, evaluations = evaluator(Version(20, 1), samples=300)
     role.lease = lease = fakes.Lease(stop_at=5)  # one look for a version, one piece of greedy, two of samples
@@ -239,42 +107,6 @@ def test_a_stop_is_heard_between_the_pieces_of_many_samples():
     assert len(role.generator.settings) == 3
     assert lease.told[-1] == "sampled of version 000000-a0001: 1 of 5 prompts"
     assert evaluations.written == []
-
-
-def test_pass_at_k_is_exactly_the_share_of_all_choices_of_k():
-    for n in range(1, 8):
-        for right in range(n + 1):
-            responses = [i < right for i in range(n)]
-            for k in range(1, n + 1):
-                chosen = [any(some) for some in combinations(responses, k)]
-                assert pass_at(k, n=n, right=right) == float(Fraction(sum(chosen), len(chosen)))
-
-
-@pytest.mark.parametrize("n", [1, 4, 1024])
-def test_with_none_right_the_chance_is_zero_with_all_right_one_and_choosing_all_finds_any(n: int):
-    assert {pass_at(k, n=n, right=0) for k in (1, n)} == {0.0}
-    assert {pass_at(k, n=n, right=n) for k in (1, n)} == {1.0}
-    assert pass_at(n, n=n, right=1) == 1.0
-
-
-def test_the_chance_rises_with_k_and_with_the_right_ones():
-    n = 1000
-    for right in (1, 2, 20):
-        chances = [pass_at(k, n=n, right=right) for k in (1, 2, 10, 100, 499, 500)]
-        assert chances == sorted(set(chances))
-    chances = [pass_at(10, n=n, right=right) for right in range(0, 200, 10)]
-    assert chances == sorted(set(chances))
-    assert pass_at(500, n=n, right=1) == 0.5  # binomials overflow floats here
-
-
-@pytest.mark.parametrize("chance", [Fraction(1, 100), Fraction(1, 3), Fraction(9, 10)])
-def test_pass_at_k_is_without_bias_whatever_the_number_of_samples(chance: Fraction):
-    """Its expectation is the probability that at least one of k is right, 1 - (1 - p)^k."""
-    k = 3
-    for n in (3, 4, 16):
-        likely = [comb(n, right) * chance**right * (1 - chance) ** (n - right) for right in range(n + 1)]
-        mean = sum(float(weight) * pass_at(k, n=n, right=right) for right, weight in enumerate(likely))
-        assert mean == pytest.approx(float(1 - (1 - chance) ** k), rel=1e-12)
 
 
 def test_of_the_versions_there_are_those_that_are_kept_are_scored():
@@ -336,6 +168,9 @@ def test_between_two_looks_the_evaluator_sleeps_whatever_it_found(monkeypatch):
     role, _ = evaluator(*(Version(n, 1) for n in (0, 10, 10, 10, 20)), broken={Version(10, 1): Missing("unreadable")})
     role.run(poll=1.5)
     assert slept == [1.5] * 3
+
+
+# --- Measures of the task ---
 
 
 class Measured(fakes.Task):
