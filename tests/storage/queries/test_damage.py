@@ -29,7 +29,7 @@ from tests.support.sampled_parameters import sampled
 from tests.support.storage.stored_objects import path_of
 from tests.support.storage.synthetic import LAST_SYNC, S, copy_run, make_live_run, make_run, prune_version
 from tests.support.storage.synthetic_forks import fork, go_on
-from tests.support.storage.view_names import VIEWS
+from tests.support.storage.views import VIEWS
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 PRUNED = (Version(1, 1), Version(3, 1))

@@ -10,7 +10,7 @@ import storage
 from docs import build
 from storage import layout
 from tests.support.storage.synthetic import make_run
-from tests.support.storage.view_names import MACROS, VIEWS
+from tests.support.storage.views import MACROS, VIEWS
 
 
 @pytest.fixture(scope="module")

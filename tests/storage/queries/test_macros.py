@@ -17,15 +17,12 @@ from tests.support.builders import make_prompt, make_shard
 from tests.support.storage.choosing import few_contents, make_choosing_run
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import EVERY, STEPS, B, K, S, make_run
+from tests.support.storage.views import rows
 
 
 @pytest.fixture(scope="module")
 def con(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
     return storage.connect(make_run(str(tmp_path_factory.mktemp("root"))))
-
-
-def rows(con: duckdb.DuckDBPyConnection, query: str) -> list:
-    return con.execute(query).fetchall()
 
 
 def test_what_a_step_learned_from(con: duckdb.DuckDBPyConnection):

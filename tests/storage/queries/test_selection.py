@@ -25,6 +25,7 @@ from tests.support.storage.choosing import RESPONSES as K
 from tests.support.storage.indexes import drawable, make_eligibility
 from tests.support.storage.synthetic import STEPS, B, make_live_run, make_run
 from tests.support.storage.synthetic import K as SYNTHETIC_K
+from tests.support.storage.views import rows
 
 MEASURES = ("age", "finished", "length", "reward")
 SETS = ("generated", "eligible", "trained", "drawn")
@@ -66,10 +67,6 @@ def crowded(
     rule = {"evict": evict, "copies": copies, "max_age": max_age, "behind": 2}
     run = make_choosing_run(root, capacity=3, respond=few_contents, after=remember, **rule)
     return storage.connect(run), held
-
-
-def rows(con: duckdb.DuckDBPyConnection, query: str) -> list:
-    return con.execute(query).fetchall()
 
 
 # --- what could be drawn ----------------------------------------------------------------------------------------------

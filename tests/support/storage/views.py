@@ -1,4 +1,6 @@
-"""The views and macros that queries can use."""
+"""The views and macros that queries can use, and what they return."""
+
+import duckdb
 
 VIEWS = (
     "alarms", "attempts", "checkpoints", "damage", "difficulty", "draws", "draws_all", "evaluations", "events",
@@ -11,3 +13,11 @@ MACROS = (
     "preferences()", "prompts_by_set()", "reward_by_age()", "selection_by('length')", "stale(2)",
     "trajectory('0/0/0')", "unsolved()",
 )  # fmt: skip
+
+
+def rows(con: duckdb.DuckDBPyConnection, query: str) -> list:
+    return con.execute(query).fetchall()
+
+
+def columns(con: duckdb.DuckDBPyConnection, view: str) -> list[str]:
+    return [row[0] for row in rows(con, f"describe from {view}")]
