@@ -1,14 +1,6 @@
-"""A run gives the same answers before and after its shards are compacted, for every reader and after every kill.
-Payloads that were given up are known and refused by name."""
+"""A run and its forks give the same answers before and after their shards are compacted, for every reader."""
 
-import contextlib
-import shutil
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,77 +8,32 @@ import pytest
 
 import storage
 from storage import layout
-from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.log.compactions import COLUMNS as CONTENT
-from storage.log.compactions import PAYLOAD, Compactions
-from storage.log.payloads import Payloads
-from storage.log.schema import COLUMNS, LATER, encode
-from storage.log.shard_reader import ShardReader
+from storage.log.compactions import Compactions
+from storage.log.schema import LATER, encode
 from storage.log.sync_records import read_chain
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
-from storage.maintenance.compactor import Compacted, compact
-from storage.objects.store import Entry, Store
 from storage.queries import admitted_shards
-from storage.runs import retention
-from storage.runs.forks import unregister
-from storage.runs.retention import given_up_payloads, in_the_way
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
-from tba.errors import Damaged, Missing, Superseded
+from tba.errors import Superseded
 from tba.types import Version
-from tests.support.builders import make_shard, rows_of
-from tests.support.faults.crashes import Killed, Watched, every_write, first_of_each_kind
+from tests.support.builders import make_shard
 from tests.support.sampled_parameters import sampled
-from tests.support.storage.compacted import replayed, save_checkpoint
-from tests.support.storage.indexes import make_eligibility
-from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_run
+from tests.support.storage.compacted import compacted, drawn, light, loose, objects, replayed, save_checkpoint, tables
+from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, make_run
 from tests.support.storage.synthetic_forks import fork, go_on
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 on_disk_and_s3 = pytest.mark.parametrize("root", sampled(["local", "moto"], kept=["local"]), indirect=True)
 
-VIEWS = ("trajectories", "groups", "shards", "syncs", "steps", "draws", "versions", "checkpoints", "attempts")
-CAPACITY = 2
 COUNTED = ", ".join(f"count({name})" for name in LATER)
-
-
-def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None, **rule: Any) -> Compacted:
-    return compact(
-        run, keep_checkpoints=keep, drop_beyond=None if drop_beyond is None else make_eligibility(drop_beyond, **rule)
-    )
-
-
-def tables(run: Run, *, without: Sequence[str] = ()) -> dict[str, list[tuple]]:
-    """Return the rows of every view, sorted."""
-    found = {}
-    with storage.connect(run) as con:
-        for view in VIEWS:
-            names = [name for name, *_ in con.execute(f"describe {view}").fetchall() if name not in without]
-            found[view] = sorted(con.execute(f"select {', '.join(names)} from {view}").fetchall(), key=repr)
-    return found
-
-
-def loose(run: Run) -> list[str]:
-    return [entry.key for entry in run.own.list(layout.TRAJECTORIES)]
-
-
-def objects(run: Run) -> list[str]:
-    return [entry.key for entry in run.own.list(layout.COMPACTIONS) if entry.key.endswith(".parquet")]
 
 
 def findings(run: Run) -> tuple[list, dict[str, int]]:
     found = check(run)
     return found.problems, {kind: number for kind, number in found.checked.items() if kind != "compactions"}
-
-
-def drawn(buffer: DuckReplayBuffer, steps: range) -> list[tuple]:
-    return [(draws := buffer.draw(step), rows_of(buffer.fetch(draws))) for step in steps]
-
-
-def light(run: Run) -> list[pa.Table]:
-    shards = [shard for record in read_chain(run) for shard in record.shards]
-    return [table for _, table in ShardReader(run, disk_bytes=0).light(shards, COLUMNS)]
 
 
 # --- the same before and after ----------------------------------------------------------------------------------------
@@ -261,117 +208,6 @@ def earlier_shard(path: Path) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-# --- what reading costs -----------------------------------------------------------------------------------------------
-
-
-class Asked:
-    """A store that records the requested ranges of compactions."""
-
-    def __init__(self, store: Store):
-        self.store = store
-        self.ranges: list[tuple[str, int, int]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
-
-    def read_range(self, key: str, start: int, length: int) -> bytes:
-        self.ranges.append((key, start, start + length))
-        return self.store.read_range(key, start, length)
-
-
-def asked(run: Run) -> tuple[Run, Asked]:
-    store = Asked(run.store)
-    return replace(run, store=cast(Store, store)), store
-
-
-def every_row(run: Run, *, disk_bytes: int) -> list:
-    """Read rows like a trainer that has just started: first the light columns, then two rows of each shard."""
-    shards = [shard for record in read_chain(run) for shard in record.shards]
-    payloads = Payloads(run, memory_bytes=0, disk_bytes=disk_bytes)
-    found: list = [table for _, table in payloads.reader.light(shards, COLUMNS)]
-    return found + [rows_of(payloads.fetch([(shard, row) for shard in reversed(shards)])) for row in (0, 5)]
-
-
-@pytest.mark.parametrize("root", ["moto"], indirect=True)
-def test_each_compaction_is_opened_once_and_a_later_life_asks_for_nothing(
-    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("storage.maintenance.compactor.SHARDS", 5)
-    run = make_run(root)
-    expected = every_row(run, disk_bytes=0)
-    compacted(run)
-    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "another machine"))
-    watching, store = asked(run)
-    assert every_row(watching, disk_bytes=1 << 30) == expected
-    sizes = {it.object: it.bytes for it in Compactions(run).look()}
-    assert len(sizes) == 3
-    assert sorted(key for key, _, end in store.ranges if end == sizes[key]) == sorted(sizes)
-    store.ranges.clear()
-    assert every_row(watching, disk_bytes=1 << 30) == expected
-    assert store.ranges == []
-    for copy in (tmp_path / "another machine" / "shards").iterdir():
-        copy.write_bytes(copy.read_bytes()[:-1])
-    assert every_row(watching, disk_bytes=1 << 30) == expected
-    assert store.ranges
-    store.ranges.clear()
-    assert every_row(watching, disk_bytes=0) == expected
-    assert store.ranges
-
-
-@pytest.mark.parametrize("root", ["moto"], indirect=True)
-def test_copies_of_compacted_shards_stay_within_their_budget(
-    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    run = make_run(root)
-    expected = every_row(run, disk_bytes=0)
-    compacted(run)
-    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
-    assert every_row(run, disk_bytes=10_000) == expected
-    sizes = [copy.stat().st_size for copy in (tmp_path / "cache" / "shards").iterdir()]
-    assert 0 < sum(sizes) <= 10_000
-
-
-@pytest.mark.parametrize("root", ["moto"], indirect=True)
-def test_what_has_been_given_up_is_missing_in_a_copy_too(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = make_run(root)
-    compacted(run, drop_beyond=CAPACITY)
-    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
-    for _ in range(2):
-        with pytest.raises(Missing, match=r"the tokens of row \d have been given up"):
-            every_row(run, disk_bytes=1 << 30)
-
-
-class Behind:
-    """A store whose next `looks` listings show nothing of compactions."""
-
-    def __init__(self, store: Store, looks: int):
-        self.store, self.looks = store, looks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
-
-    def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
-        if prefix != layout.COMPACTIONS or self.looks <= 0:
-            return self.store.list(prefix, after=after)
-        self.looks -= 1
-        return []
-
-
-@pytest.mark.parametrize("root", ["moto"], indirect=True)
-def test_a_shard_that_is_listed_nowhere_yet_is_looked_for_until_the_deadline(
-    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
-    run = make_run(root)
-    expected = every_row(run, disk_bytes=0)
-    compacted(run)
-    late = replace(run, store=cast(Store, Behind(run.store, looks=50)))
-    assert every_row(late, disk_bytes=0) == expected
-    impatient = {"limits": {"store_deadline": 0.3}}
-    with pytest.raises(Missing, match=r"seq=00000000\.parquet does not exist"):
-        every_row(replace(run, store=cast(Store, Behind(run.store, looks=10**6)), config=impatient), disk_bytes=0)
-
-
 # --- beside a run that lives ------------------------------------------------------------------------------------------
 
 
@@ -412,258 +248,6 @@ def test_a_connection_shows_the_run_although_it_is_compacted_while_it_is_made(
     assert asked
     with storage.connect(run) as con:
         assert con.sql("from damage").fetchall() == []
-
-
-# --- kills ------------------------------------------------------------------------------------------------------------
-
-
-def die(store: Watched, name: str, key: str) -> None:
-    store.dead = True
-
-
-def use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let compactions read and remove one object after the other."""
-    for module in ("compaction_reader", "compaction_removal"):
-        monkeypatch.setattr(f"storage.maintenance.{module}.SIDE_BY_SIDE", 1)
-
-
-def watched(run: Run, at: int, happen) -> tuple[Run, Watched]:
-    store = Watched(run.store, at, happen)
-    return replace(run, store=cast(Store, store)), store
-
-
-@local
-@pytest.mark.slow
-@pytest.mark.long
-@every_write
-@pytest.mark.parametrize("drop_beyond", [None, CAPACITY])
-def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next_finishes_it(
-    root: str, tmp_path: Path, drop_beyond: int | None, every: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("storage.maintenance.compactor.SHARDS", 16)
-    use_one_thread(monkeypatch)
-    whole = make_run(root)
-    compacted(whole, keep=2)  # an existing compaction, which is later replaced by a larger one
-    before = tables(whole, without=PAYLOAD)
-    draws = drawn(replayed(whole, capacity=CAPACITY), range(9, 20))
-    finished = copy_run(whole, tmp_path / "finished")
-    watching, store = watched(finished, 0, lambda name, key: None)
-    compacted(watching, drop_beyond=drop_beyond)
-    number = len(store.writes)
-    assert number >= 10
-    for at in range(1, number + 2) if every else first_of_each_kind(store.writes):
-        run = copy_run(whole, tmp_path / str(at))
-        watching, store = watched(run, at, lambda name, key: None)
-        store.happen = partial(die, store)
-        with contextlib.suppress(Killed):
-            compacted(watching, drop_beyond=drop_beyond)
-        assert store.dead == (at <= number)
-        for _ in range(2):
-            assert tables(run, without=PAYLOAD) == before, at
-            assert check(run).problems == [], at
-            assert drawn(replayed(run, capacity=CAPACITY), range(9, 20)) == draws, at
-            compacted(run, drop_beyond=drop_beyond)
-        assert loose(run) == loose(finished)
-        assert objects(run) == [it.object for it in Compactions(run).look()]
-        assert not [note for note in check(run).notes if "compaction" in note], at
-        shutil.rmtree(run.url)
-
-
-@local
-@pytest.mark.slow
-@every_write
-@pytest.mark.parametrize("keep", sampled([1, 2], kept=[2]))
-def test_two_compactions_at_once_do_no_harm(
-    root: str, tmp_path: Path, keep: int, every: bool, monkeypatch: pytest.MonkeyPatch
-):
-    use_one_thread(monkeypatch)
-    whole = make_run(root)
-    before = tables(whole)
-    watching, store = watched(copy_run(whole, tmp_path / "alone"), 0, lambda name, key: None)
-    compacted(watching)
-    for at in count(1) if every else first_of_each_kind(store.writes):
-        run = copy_run(whole, tmp_path / str(at))
-        watching, store = watched(run, at, lambda name, key, run=run: compacted(run, keep=keep))
-        compacted(watching)
-        assert tables(run) == before
-        assert check(run).problems == []
-        compacted(run)
-        assert len(objects(run)) == 1
-        assert not [note for note in check(run).notes if "compaction" in note], at
-        shutil.rmtree(run.url)
-        if len(store.writes) < at:
-            break
-
-
-# --- damage -----------------------------------------------------------------------------------------------------------
-
-
-@local
-def test_a_damaged_shard_is_not_compacted_and_not_removed(root: str):
-    run = make_run(root)
-    key = layout.shard(0, 2)
-    path = Path(run.url, key)
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    done = compacted(run)
-    assert list(done.left) == [key] and "sha256" in done.left[key]
-    assert path.exists() and done.shards == 11
-    assert [it.key for it in check(run).problems] == [key]
-    assert compacted(run).written == []
-
-
-@local
-def test_damage_of_a_compaction_is_found_by_name(root: str):
-    run = make_run(root)
-    compacted(run)
-    [key] = objects(run)
-    path = Path(run.url, key)
-    data = path.read_bytes()
-    path.write_bytes(data[:200] + bytes(4000) + data[4200:])
-    assert [it.key for it in check(run).problems if it.key == key] == [key]
-    with pytest.raises(Damaged, match="compactions"):
-        light(run)
-    path.unlink()
-    assert key in {it.key for it in check(run).problems}
-    with pytest.raises(Missing):
-        light(run)
-
-
-@local
-def test_requests_in_a_compaction_that_is_damaged_or_gone_are_skipped(root: str):
-    run = make_run(root)
-    before = Trajectories(run).asked(0, [2])
-    compacted(run)
-    assert Trajectories(run).asked(0, [2]) == before != []
-    path = Path(run.url, objects(run)[0])
-    path.write_bytes(bytes(path.stat().st_size))
-    assert Trajectories(run).asked(0, [2]) == []
-    path.unlink()
-    assert Trajectories(run).asked(0, [2]) == []
-
-
-@local
-def test_shards_are_not_removed_for_a_compaction_that_is_damaged(root: str):
-    run = make_run(root)
-    kept = {key: run.store.read(key) for key in loose(run)}
-    compacted(run)
-    for key, data in kept.items():
-        if not run.store.exists(key):
-            run.store.create(key, data)
-    path = Path(run.url, objects(run)[0])
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    left = compacted(run).left
-    assert left and all("sha256" in why for why in left.values())
-    assert set(loose(run)) == kept.keys()
-
-
-# --- payloads ---------------------------------------------------------------------------------------------------------
-
-
-@on_disk_and_s3
-def test_rows_that_cannot_be_drawn_any_more_lose_their_tokens_and_nothing_else(root: str):
-    run = make_run(root)
-    before = tables(run, without=PAYLOAD)
-    buffer = replayed(run, capacity=CAPACITY)
-    pool = buffer.index.pool.table()
-    eligible = sum(pool["drawable"].to_pylist())
-    draws = drawn(buffer, range(9, 40))
-    done = compacted(run, drop_beyond=CAPACITY)
-    assert done.payloads_given_up == 72 - eligible > 0
-    assert tables(run, without=PAYLOAD) == before
-    with storage.connect(run) as con:
-        for column in PAYLOAD:
-            count = f"select count(*) from trajectories where {column} is null"
-            assert con.execute(count).fetchall() == [(72 - eligible,)]
-    assert drawn(replayed(run, capacity=CAPACITY), range(9, 40)) == draws
-    [record] = given_up_payloads(run)
-    assert (record.number, record.payloads.columns, record.payloads.step) == (done.retention, PAYLOAD, 8)
-    assert check(run).problems == []
-    assert compacted(run, drop_beyond=CAPACITY).written == []
-    assert len(given_up_payloads(run)) == 1
-
-
-@local
-@pytest.mark.parametrize("damage", ["manifest", "gone", "short"])
-def test_nothing_is_given_up_behind_a_checkpoint_that_nobody_could_go_on_from(root: str, damage: str):
-    run = make_run(root)
-    before = {key: run.store.read(key) for key in loose(run)}
-    [folder] = sorted(Path(run.url, "checkpoints").iterdir())[-1:]
-    manifest = folder / "MANIFEST.json"
-    [file, *_] = [path for path in folder.iterdir() if path != manifest]
-    if damage == "manifest":
-        manifest.write_text("{}")
-    elif damage == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(
-        Damaged, match=f"checkpoints/{folder.name}/{manifest.name if damage == 'manifest' else file.name}"
-    ):
-        compacted(run, drop_beyond=CAPACITY)
-    assert {key: run.store.read(key) for key in loose(run)} == before and not run.store.list(layout.RETENTION)
-
-
-@local
-def test_where_the_worst_are_evicted_others_lose_their_tokens(root: str, tmp_path: Path):
-    run, other = make_run(root), make_run(str(tmp_path))
-    buffer = replayed(run, capacity=CAPACITY, evict="worst")
-    pool = buffer.index.pool.table()
-    draws = drawn(buffer, range(9, 40))
-    done = compacted(run, drop_beyond=CAPACITY, evict="worst")
-    assert done.payloads_given_up == 72 - sum(pool["drawable"].to_pylist()) > 0
-    assert drawn(replayed(run, capacity=CAPACITY, evict="worst"), range(9, 40)) == draws
-    assert [it.payloads.eligibility.evict for it in given_up_payloads(run)] == ["worst"]
-    assert check(run).problems == []
-    compacted(other, drop_beyond=CAPACITY)
-    with pytest.raises(Missing, match="have been given up"):
-        drawn(replayed(other, capacity=CAPACITY, evict="worst"), range(9, 40))
-
-
-@local
-def test_what_has_become_too_old_loses_its_tokens(root: str):
-    run, rule = make_run(root), {"max_age": 3}
-    buffer = replayed(run, **rule)
-    buffer.draw(9)
-    drawable = {it for places in (buffer.index.pool.places([n])[0] for n in range(6)) for it in places.tolist()}
-    draws = drawn(replayed(run, **rule), range(9, 10))
-    done = compacted(run, drop_beyond=100, **rule)
-    assert done.payloads_given_up == len(buffer.index.pool.rows) - len(drawable) > 0
-    assert compacted(run, drop_beyond=100, **rule).written == []
-    assert drawn(replayed(run, **rule), range(9, 10)) == draws
-    assert [it.payloads.eligibility.max_age for it in given_up_payloads(run)] == [3]
-    with pytest.raises(Missing, match="have been given up"):
-        drawn(replayed(run), range(9, 40))
-    assert check(run).problems == []
-
-
-@local
-def test_tokens_that_were_given_up_are_missing_by_name_and_the_record_says_for_which_steps(root: str):
-    run = make_run(root)
-    compacted(run, drop_beyond=CAPACITY)
-    with pytest.raises(Missing, match=r"seq=00000000\.parquet: the tokens of row \d have been given up"):
-        drawn(replayed(run, 0), range(1, 9))
-    assert in_the_way(run, 2, 3) and in_the_way(run, 0, 0)
-    assert not in_the_way(run, 4, 4)
-
-
-@local
-def test_payloads_are_given_up_of_what_was_compacted_before(root: str):
-    run = make_run(root)
-    compacted(run)
-    once = compacted(run, drop_beyond=4)
-    more = compacted(run, drop_beyond=CAPACITY)
-    assert once.payloads_given_up > 0 < more.payloads_given_up
-    assert len(objects(run)) == 1
-    assert len(given_up_payloads(run)) == 2
-    assert check(run).problems == []
-
-
-@local
-def test_tokens_that_lack_without_a_record_that_gives_them_up_are_a_problem(root: str):
-    run = make_run(root)
-    compacted(run, drop_beyond=CAPACITY)
-    Path(run.url, layout.retention(1)).unlink()
-    assert any("no retention record gives these up" in it.problem for it in check(run).problems)
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
@@ -718,70 +302,3 @@ def test_a_fork_that_replays_a_compacted_run_has_at_every_step_what_its_parent_h
         ]
     assert rows[0] == [row for row in rows[1] if row[0] not in waiting]
     assert check(run).problems == []
-
-
-@local
-@pytest.mark.parametrize(("sync", "replays", "first"), [(2, None, 3), (0, 4, 5), (0, None, 1)])
-def test_what_a_fork_may_draw_is_not_given_up(root: str, sync: int, replays: int | None, first: int):
-    parent = make_run(root)
-    run = fork(parent, sync, replays=replays)
-    before = tables(run)["trajectories"]
-    compacted(parent, drop_beyond=CAPACITY)
-    assert tables(run)["trajectories"] == before
-    assert [it.payloads.first_sync for it in given_up_payloads(parent)] == ([first] if first <= LAST_SYNC else [])
-    assert not in_the_way(run, sync, sync)
-    assert check(run).problems == check(parent).problems == []
-
-
-@local
-def test_a_fork_of_what_has_been_given_up_is_refused(root: str):
-    parent = make_run(root)
-    compacted(parent, drop_beyond=CAPACITY)
-    with pytest.raises(
-        Missing, match=r"retention/000001\.json of .* has given up tokens that a fork from step 4 draws"
-    ):
-        fork(parent, 2)
-    assert not parent.store.exists(layout.fork("fork"))
-    fork(parent, 4)
-
-
-@local
-@pytest.mark.parametrize("moment", ["before the record of it", "after the record of it"])
-def test_giving_up_and_forking_at_once_leave_the_payloads_or_refuse_the_fork(
-    root: str, monkeypatch: pytest.MonkeyPatch, moment: str
-):
-    parent = make_run(root)
-    made: list[Run] = []
-    refused: list[Missing] = []
-    give_up = retention.give_up
-
-    def attempt() -> None:
-        try:
-            made.append(fork(parent, 2))
-        except Missing as error:
-            refused.append(error)
-
-    def meanwhile(*arguments, **named) -> int:
-        if moment.startswith("before"):
-            attempt()
-        number = give_up(*arguments, **named)
-        if moment.startswith("after"):
-            attempt()
-        return number
-
-    monkeypatch.setattr(retention, "give_up", meanwhile)
-    compacted(parent, drop_beyond=CAPACITY)
-    assert len(made) + len(refused) == 1
-    for run in made:
-        with storage.connect(run) as con:
-            assert con.execute("select count(*) from trajectories where response_tokens is null").fetchall() == [(0,)]
-    assert check(parent).problems == []
-
-
-@local
-def test_once_a_fork_is_gone_its_payloads_can_be_given_up(root: str):
-    parent = make_run(root)
-    fork(parent, 4)
-    assert compacted(parent, drop_beyond=CAPACITY).payloads_given_up == 0
-    unregister(parent, layout.fork("fork"))
-    assert compacted(parent, drop_beyond=CAPACITY).payloads_given_up > 0

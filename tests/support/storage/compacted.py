@@ -1,13 +1,35 @@
-"""Synthetic runs that are compacted."""
+"""Synthetic runs that are compacted, and what such runs hold."""
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
+import pyarrow as pa
+
+import storage
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.log.schema import COLUMNS
+from storage.log.shard_reader import ShardReader
+from storage.log.sync_records import read_chain
+from storage.maintenance.compactor import Compacted, compact
 from storage.runs.run import Run
 from tba.types import Version
+from tests.support.builders import rows_of
 from tests.support.faults.rewriting import with_digest
+from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import LAST_SYNC, SyntheticRun, make_config
+
+VIEWS = ("trajectories", "groups", "shards", "syncs", "steps", "draws", "versions", "checkpoints", "attempts")
+"""The views that `tables` reads."""
+CAPACITY = 2
+"""A capacity so small that a compaction gives up payloads."""
+
+
+def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None, **rule: Any) -> Compacted:
+    return compact(
+        run, keep_checkpoints=keep, drop_beyond=None if drop_beyond is None else make_eligibility(drop_beyond, **rule)
+    )
 
 
 def replayed(run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None, **rule: str) -> DuckReplayBuffer:
@@ -32,3 +54,30 @@ def save_checkpoint(run: Run, sync: int, *, step: int) -> None:
         manifest = name == layout.MANIFEST
         changed = with_digest({**json.loads(data), "sync": sync, "step": step}) if manifest else data
         run.store.create(prefix + name, changed)
+
+
+def tables(run: Run, *, without: Sequence[str] = ()) -> dict[str, list[tuple]]:
+    """Return the rows of every view, sorted."""
+    found = {}
+    with storage.connect(run) as con:
+        for view in VIEWS:
+            names = [name for name, *_ in con.execute(f"describe {view}").fetchall() if name not in without]
+            found[view] = sorted(con.execute(f"select {', '.join(names)} from {view}").fetchall(), key=repr)
+    return found
+
+
+def loose(run: Run) -> list[str]:
+    return [entry.key for entry in run.own.list(layout.TRAJECTORIES)]
+
+
+def objects(run: Run) -> list[str]:
+    return [entry.key for entry in run.own.list(layout.COMPACTIONS) if entry.key.endswith(".parquet")]
+
+
+def drawn(buffer: DuckReplayBuffer, steps: range) -> list[tuple]:
+    return [(draws := buffer.draw(step), rows_of(buffer.fetch(draws))) for step in steps]
+
+
+def light(run: Run) -> list[pa.Table]:
+    shards = [shard for record in read_chain(run) for shard in record.shards]
+    return [table for _, table in ShardReader(run, disk_bytes=0).light(shards, COLUMNS)]
