@@ -10,6 +10,22 @@ from fractions import Fraction
 from hashlib import md5
 from typing import NamedTuple
 
+import pytest
+from hypothesis import strategies as st
+
+from tba.types import Draw
+
+SHARD = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c", "prompt d"]),
+        st.integers(0, 5),  # number of the response: equal numbers are equal content
+        st.floats(-3, 3),
+    ),
+    min_size=1,
+    max_size=6,
+)
+"""Prompt, response and reward of each trajectory in a shard."""
+
 
 class Row(NamedTuple):
     """A trajectory, as far as draws depend on it."""
@@ -159,3 +175,10 @@ class Oracle:
             Drawn(slot, position, it, prompt_id, branch, math.exp(log_weights[it]) / total)
             for position, it in enumerate(chosen)
         ]
+
+
+def assert_same(draws: Sequence[Draw], expected: Sequence[Drawn], step: int) -> None:
+    assert [(d.step, d.slot, d.position, d.trajectory_id, d.prompt_id, d.branch) for d in draws] == [
+        (step, *drawn[:5]) for drawn in expected
+    ]
+    assert [d.weight for d in draws] == pytest.approx([drawn.weight for drawn in expected], rel=1e-9)
