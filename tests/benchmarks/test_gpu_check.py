@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check import ROOT, TESTS, TESTS_OF_VLLM, run_tests
+from benchmarks.gpu_check import ROOT, TESTS, TESTS_OF_VLLM, run, run_tests
 from tests.support.devices import HAS_GPU
+from tests.support.waiting import until
 
 SOME = """
 import pytest
@@ -43,6 +44,21 @@ def test_tests_failures_and_skipped_tests_are_counted(tmp_path: Path):
     found = run_tests([str(path)])
     assert found.pop("seconds") < 60
     assert found == {"exit_code": 1, "tests": 3, "failures": 1, "errors": 0, "skipped": 1}
+
+
+def test_a_stage_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path):
+    """A process that stays would keep its memory of the GPU."""
+    told = tmp_path / "pid"
+    stage = run(["sh", "-c", f"sleep 600 & echo $! > {told}; wait"], 2)
+    assert stage["exit_code"] == "ended after 2 seconds" and stage["seconds"] < 60
+    until(lambda: not running(int(told.read_text())), "the process of the stage ends", 30)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_all_files_that_the_command_names_exist():
