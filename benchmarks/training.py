@@ -3,6 +3,8 @@ model.
 
     python -m benchmarks.training [--repeats 5] [--out FOLDER] [--trl FOLDER] [--only WORKLOAD]
 
+The workload for GPUs runs only with --only.
+
 Tokens are random, and so are weights, except those of SmolLM2, which needs the packages of requirements-laptop.txt. The
 objective is trajectory balance, and a batch is read in the micro-batches of its preset. All forms differentiate the
 same batch in turn, in one process, several times. The result is the median of the ratios of CPU times, which other work
@@ -70,7 +72,7 @@ deciles."""
 BETA = 0.01
 KINDS = {
     "products": ("aten::mm", "aten::addmm", "aten::bmm"),
-    "attention": ("scaled_dot_product",),
+    "attention": ("scaled_dot_product", "flash_attention", "efficient_attention"),
     "softmax": ("softmax",),
     "places": ("index", "gather", "scatter", "embedding"),
 }

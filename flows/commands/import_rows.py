@@ -188,7 +188,7 @@ class Importer:
         given, objective = row["behaviour_logps"], self.config.objective
         if given is None:
             if objective.needs_tokens:
-                raise _Fault(f"behaviour_logps is needed, which objective {objective.name!r} may look at")
+                raise _Fault(f"behaviour_logps is needed by objective {objective.name!r} with its settings")
             return ()
         if row["response_tokens"] is None:
             raise _Fault("behaviour_logps are those of response_tokens, which is needed")

@@ -14,12 +14,12 @@ With a behaviour share lambda above 0, the residual is proximal:
     delta = log Z(x) + log pi - (1 - lambda) log pi_ref - lambda log mu - (1 - lambda) r / beta
 
 where mu sampled the response. A step then moves towards a geometric mixture of target and mu, so it is short where the
-data is old. At mu = pi the residual is 1 - lambda times that of the target, so the minimum of iterated steps stays the
-target, for every lambda below 1.
+data is old. At mu = pi the residual is 1 - lambda times that of the target. So the policy ends at the target, for every
+lambda below 1, if the data gets newer with it. Old data that stays in the buffer holds the policy back.
 
 Residuals can have weights w, which are constants: the loss is the mean of w delta^2, and log Z a mean with the weights
-w. Any positive weights keep the target. `ratio` gives min(pi / mu, cap) to a whole response, so that what the policy
-has long ceased to say hardly counts.
+w. Any positive weights keep the target. `ratio` gives min(pi / mu, cap) to a whole response, so that a response counts
+little once it has become unlikely under the policy.
 
 A learned log Z, as in synchronous GFlowNets, is the output of a model that reads the prompt. The loss is the same, and
 its gradient moves log Z towards the mean of r / beta - log(pi / pi_ref) over the drawn responses. Both variants have
@@ -73,11 +73,12 @@ class TrajectoryBalance(Objective):
     """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
     behaviour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Lambda: how much the policy that sampled a response counts in the target of a step. Higher values take shorter
-    steps from old data, with the same final target. 0 leaves that policy out."""
+    steps from old data. The final target is the same if the data gets newer and newer, as with
+    `sampling.recent_share=1`; old data that stays in the buffer holds the policy back. 0 leaves that policy out."""
     weights: Weights = "equal"
     """Weight of each response in the loss and in log Z. `equal`: 1. `ratio`: the probability of the response under the
     policy divided by that under the policy that sampled it, at most `weight_cap`."""
-    weight_cap: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    weight_cap: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Largest weight of a response. Lower values treat responses that the policy has made more likely like others. A
     value other than the default is refused where `weights` is `equal`."""
 
@@ -155,6 +156,11 @@ class TrajectoryBalance(Objective):
                 f"objective.log_z_learning_rate does not apply where objective.log_z is {self.log_z!r}, "
                 f"got {self.log_z_learning_rate}"
             )
+        if self.log_z == "learned" and self.behaviour_share:
+            raise ValueError(
+                "objective.behaviour_share must be 0 where objective.log_z is 'learned', got "
+                f"{self.behaviour_share}: log Z would depend on which policy sampled"
+            )
         return self
 
     @model_validator(mode="after")
@@ -163,10 +169,10 @@ class TrajectoryBalance(Objective):
             raise ValueError(
                 f"objective.weight_cap does not apply where objective.weights is 'equal', got {self.weight_cap}"
             )
-        if self.log_z == "learned" and self.behaviour_share:
+        if self.weights != "equal" and self.log_z == "leave-one-out":
             raise ValueError(
-                "objective.behaviour_share must be 0 where objective.log_z is 'learned', got "
-                f"{self.behaviour_share}: log Z would depend on which policy sampled"
+                f"objective.log_z must be 'group' or 'learned' where objective.weights is {self.weights!r}, got "
+                "'leave-one-out': the other responses of a group may have hardly any weight"
             )
         return self
 
@@ -202,7 +208,7 @@ def trajectory_balance(
 ) -> Loss:
     """Return the mean square of the residual `log Z + log pi - reference_power x log pi_ref - reward / beta`. With
     `behaviour_share` s, `s x log mu` is subtracted too, and the last two terms are multiplied by `1 - s`. With weights,
-    the mean has these weights, and so has log Z.
+    each square is multiplied by its weight, and log Z is a mean with these weights.
 
     Log-probabilities are sums over the tokens of a response, both at the temperature of the run. `leave-one-out`
     estimates the log Z of a response from the other K - 1 responses. This multiplies residuals and gradient by
@@ -210,17 +216,18 @@ def trajectory_balance(
     log Z is passed as a tensor, [P], and is differentiated. The residuals of a group then need not have mean 0.
     """
     _check(logp_PK, ref_logp_PK, reward_PK, beta)
+    _check_options(logp_PK, behaviour_logp_PK, behaviour_share, weight_PK, log_z)
     log_ratio_PK = logp_PK - reference_power * ref_logp_PK
     target_PK = reward_PK / beta
-    if behaviour_share:
-        assert behaviour_logp_PK is not None, "a behaviour share needs log-probabilities under the sampling policy"
+    if behaviour_logp_PK is not None:
         pull_PK = (1 - behaviour_share) * reference_power * ref_logp_PK + behaviour_share * behaviour_logp_PK
         log_ratio_PK, target_PK = logp_PK - pull_PK, (1 - behaviour_share) * target_PK
     estimate_PK = (target_PK - log_ratio_PK).detach()
     learned = isinstance(log_z, torch.Tensor)
     log_z_P1 = log_z[:, None] if isinstance(log_z, torch.Tensor) else _mean(estimate_PK, weight_PK)
     if not learned and log_z == "leave-one-out":
-        residual_PK = _mean_of_others(estimate_PK, log_z_P1, weight_PK) + log_ratio_PK - target_PK
+        k = estimate_PK.shape[1]
+        residual_PK = (k * log_z_P1 - estimate_PK) / (k - 1) + log_ratio_PK - target_PK
     else:
         residual_PK = log_z_P1 + log_ratio_PK - target_PK
     log_z_P = log_z_P1.detach().squeeze(1)
@@ -229,7 +236,7 @@ def trajectory_balance(
         "log_z": log_z_P.mean(),
         "log_ratio_mean": (logp_PK - ref_logp_PK).detach().mean(),
         "residual_abs": detached_PK.abs().mean(),
-        "equal_rewards": equal_rewards(reward_PK),  # in these groups only the reference has an effect
+        "equal_rewards": equal_rewards(reward_PK),  # here only the reference, or what sampled, has an effect
     }
     if learned:
         metrics["residual_mean"] = detached_PK.mean()
@@ -245,15 +252,6 @@ def _mean(value_PK: Tensor, weight_PK: Tensor | None) -> Tensor:
     return (weight_PK * value_PK).sum(dim=1, keepdim=True) / weight_PK.sum(dim=1, keepdim=True)
 
 
-def _mean_of_others(value_PK: Tensor, mean_P1: Tensor, weight_PK: Tensor | None) -> Tensor:
-    """Return [P, K]: for each response, the weighted mean of the other responses of its group."""
-    if weight_PK is None:
-        k = value_PK.shape[1]
-        return (k * mean_P1 - value_PK) / (k - 1)
-    sum_P1 = weight_PK.sum(dim=1, keepdim=True)
-    return (sum_P1 * mean_P1 - weight_PK * value_PK) / (sum_P1 - weight_PK)
-
-
 def _check(logp_PK: Tensor, ref_logp_PK: Tensor, reward_PK: Tensor, beta: float) -> None:
     shapes = [tuple(tensor.shape) for tensor in (logp_PK, ref_logp_PK, reward_PK)]
     if len(shapes[0]) != 2 or len(set(shapes)) != 1:
@@ -264,3 +262,24 @@ def _check(logp_PK: Tensor, ref_logp_PK: Tensor, reward_PK: Tensor, beta: float)
     check_groups(reward_PK)
     if not 0 < beta < math.inf:
         raise ValueError(f"beta must be positive and finite, got {beta}")
+
+
+def _check_options(
+    logp_PK: Tensor,
+    behaviour_logp_PK: Tensor | None,
+    behaviour_share: float,
+    weight_PK: Tensor | None,
+    log_z: LogZ | Tensor,
+) -> None:
+    if not 0 <= behaviour_share < 1:
+        raise ValueError(f"behaviour_share must be at least 0 and below 1, got {behaviour_share}")
+    if (behaviour_share > 0) != (behaviour_logp_PK is not None):
+        raise ValueError(
+            "log-probabilities under the sampling policy are needed exactly if behaviour_share is above 0, got "
+            f"behaviour_share = {behaviour_share}"
+        )
+    for name, tensor in (("behaviour_logp_PK", behaviour_logp_PK), ("weight_PK", weight_PK)):
+        if tensor is not None and tensor.shape != logp_PK.shape:
+            raise ValueError(f"{name} must have the shape {list(logp_PK.shape)}, got {list(tensor.shape)}")
+    if weight_PK is not None and not isinstance(log_z, torch.Tensor) and log_z == "leave-one-out":
+        raise ValueError("log_z must not be 'leave-one-out' with weights: the others may have hardly any weight")

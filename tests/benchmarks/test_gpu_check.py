@@ -47,9 +47,9 @@ def test_tests_failures_and_skipped_tests_are_counted(tmp_path: Path):
 
 
 def test_a_stage_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path):
-    """A process that stays would keep its memory of the GPU."""
+    """A process that stays would keep its memory of the GPU, and some have sessions of their own."""
     told = tmp_path / "pid"
-    stage = run(["sh", "-c", f"sleep 600 & echo $! > {told}; wait"], 2)
+    stage = run(["sh", "-c", f"setsid sleep 600 & echo $! > {told}; wait"], 2)
     assert stage["exit_code"] == "ended after 2 seconds" and stage["seconds"] < 60
     until(lambda: not running(int(told.read_text())), "the process of the stage ends", 30)
 

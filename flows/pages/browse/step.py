@@ -57,7 +57,7 @@ def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
     step = chosen[0]
     place = {"step": number, "sync": step["sync"], "attempt": step["attempt"]}
     previous_step, next_step = snapshot.ask(AROUND.format(step=number)).rows[0]
-    batch = read_batch(snapshot, place)
+    batch, beta = read_batch(snapshot, place), _beta(snapshot, step)
     return show(
         snapshot,
         addresses.step(number, attempt),
@@ -67,21 +67,29 @@ def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
         next_step=next_step,
         others=[it for it in steps if it["attempt"] != step["attempt"]],
         query=f"from learned_from({number})",
-        summary=_summary(step, batch, snapshot.ask(BEFORE.format(**place, before=_BEFORE)).rows),
+        summary=_summary(step, batch, beta, snapshot.ask(BEFORE.format(**place, before=_BEFORE)).rows),
         facts=_facts(step),
-        batch=_shown(batch, step["beta"]),
+        batch=_shown(batch, beta),
         events=snapshot.rows(EVENTS.format(**place)),
         alarms=snapshot.rows(LASTING, [step["created_at"], step["created_at"]]),
     )
 
 
-def _summary(step: dict[str, Any], batch: Batch, before: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+def _beta(snapshot: RunSnapshot, step: dict[str, Any]) -> float | None:
+    """Return the beta by which the targets of responses follow from their rewards. None if the targets also depend on
+    the policies that sampled."""
+    return None if snapshot.run.config.get("objective", {}).get("behaviour_share") else step["beta"]
+
+
+def _summary(
+    step: dict[str, Any], batch: Batch, beta: float | None, before: Sequence[tuple[Any, ...]]
+) -> dict[str, Any]:
     skipped = bool(step.get("skipped"))
     return {
         "learned_from": step_summary.learned_from(batch),
         "missing": batch.missing,
         "outcome": list(step_summary.outcome(step, before)),
-        "extremes": [] if skipped else step_summary.extremes(batch, step["beta"]),
+        "extremes": [] if skipped else step_summary.extremes(batch, beta),
         "agreement": "" if skipped else step_summary.agreement(batch.slots),
     }
 

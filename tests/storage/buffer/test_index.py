@@ -1,4 +1,5 @@
-"""Draws of an index equal those of the oracle and follow from seed, sampler and records. What an index admits."""
+"""Draws of an index equal those of the oracle and follow from seed, sampler and records. An index
+refuses queues and versions that do not fit."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The check finds every kind of damage, and reports nothing in progress."""
+"""The check finds objects that are damaged or unexpected, and reports nothing in progress."""
 
 import hashlib
 from pathlib import Path
@@ -16,7 +16,7 @@ from storage.objects import manifest_folders
 from storage.runs.retention import give_up
 from storage.runs.run import Run
 from tba.types import Eligibility, Version
-from tests.support.faults.check_problems import found
+from tests.support.faults.check_problems import reports
 from tests.support.storage.compacted import replayed, save_checkpoint
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.stored_objects import path_of
@@ -234,7 +234,7 @@ def test_a_check_changes_nothing(whole: Run):
 def test_a_flipped_byte_of_a_shard_is_found(whole: Run, place: float):
     flip(whole, layout.shard(1, 2), place)
     findings = check(whole)
-    assert found(findings, layout.shard(1, 2), "sha256")
+    assert reports(findings, layout.shard(1, 2), "sha256")
     assert len(findings.problems) == 1
 
 
@@ -257,19 +257,19 @@ def test_a_flipped_byte_of_any_value_of_the_ledger_or_the_prompts_is_found(whole
     data = bytearray(whole.store.read(key))
     data[end - 1] ^= 0xFF
     path_of(whole, key).write_bytes(data)
-    assert found(check(whole), key)
+    assert reports(check(whole), key)
 
 
 @pytest.mark.parametrize("key", [layout.draws(2, 1), layout.steps(4, 2), layout.prompts("train")])
 def test_a_truncated_ledger_or_prompts_are_found(whole: Run, key: str):
     path_of(whole, key).write_bytes(whole.store.read(key)[:-7])
-    assert found(check(whole), key)
+    assert reports(check(whole), key)
 
 
 @pytest.mark.parametrize("name", ["versions/000002-a0002", "versions/000001-a0001", "checkpoints/000002-a0001"])
 def test_a_flipped_byte_of_weights_is_found(whole: Run, name: str):
     flip(whole, f"{name}/model.safetensors")
-    assert found(check(whole), name, "model.safetensors")
+    assert reports(check(whole), name, "model.safetensors")
 
 
 def test_a_flipped_byte_of_a_difference_is_found_though_whoever_published_it_has_the_version(whole: Run):
@@ -285,7 +285,7 @@ def test_damage_of_a_checkpoint_that_was_given_up_and_is_kept_for_a_fork_is_foun
     give_up(parent, checkpoints=[start], why="before the fork was looked for")
     assert check(parent).ok
     flip(parent, layout.checkpoint(start) + "model.safetensors")
-    assert found(check(parent), layout.checkpoint(start), "model.safetensors")
+    assert reports(check(parent), layout.checkpoint(start), "model.safetensors")
 
 
 @pytest.mark.parametrize("prefix", [layout.VERSIONS, layout.CHECKPOINTS])
@@ -310,12 +310,12 @@ def test_what_is_given_up_and_removed_meanwhile_is_only_noted(whole: Run, prefix
 def test_a_truncated_shard_is_found(whole: Run):
     path = path_of(whole, layout.shard(0, 1))
     path.write_bytes(path.read_bytes()[:-7])
-    assert found(check(whole), layout.shard(0, 1), "bytes")
+    assert reports(check(whole), layout.shard(0, 1), "bytes")
 
 
 def test_a_damaged_shard_that_waits_is_found(whole: Run):
     flip(whole, layout.shard(0, 6))
-    assert found(check(whole), layout.shard(0, 6))
+    assert reports(check(whole), layout.shard(0, 6))
 
 
 @pytest.mark.parametrize(
@@ -331,12 +331,12 @@ def test_a_damaged_shard_that_waits_is_found(whole: Run):
 )
 def test_a_record_that_is_no_json_is_found(whole: Run, key: str):
     path_of(whole, key).write_text('{"sync": 2,')
-    assert found(check(whole), key.removesuffix("MANIFEST.json"), "JSON")
+    assert reports(check(whole), key.removesuffix("MANIFEST.json"), "JSON")
 
 
 def test_a_record_that_cannot_be_read_is_not_called_missing(whole: Run):
     path_of(whole, layout.sync(2)).write_text("{")
-    assert not found(check(whole), layout.sync(2), "missing")
+    assert not reports(check(whole), layout.sync(2), "missing")
 
 
 def test_an_object_that_this_process_may_not_read_is_found(whole: Run, monkeypatch: pytest.MonkeyPatch):
@@ -344,4 +344,4 @@ def test_an_object_that_this_process_may_not_read_is_found(whole: Run, monkeypat
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("storage.objects.manifest_folders.local_copy", refuse)
-    assert found(check(whole), "versions/000002-a0002/", "cannot be read: Permission denied")
+    assert reports(check(whole), "versions/000002-a0002/", "cannot be read: Permission denied")

@@ -1,4 +1,4 @@
-"""The check finds everything that is missing, doubled or contradictory."""
+"""The check finds records that are missing, doubled or contradict each other."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from storage.objects import manifest_folders
 from storage.runs.run import Run
 from tba.types import Version
 from tests.support.builders import make_shard
-from tests.support.faults.check_problems import found
+from tests.support.faults.check_problems import reports
 from tests.support.faults.rewriting import describe_again, replace_text, rewrite, with_digest
 from tests.support.storage.stored_objects import path_of
 from tests.support.storage.synthetic import PROMPTS, B, K, copy_run, make_run
@@ -75,7 +75,7 @@ def rewrite_parquet(run: Run, key: str, change: Any) -> None:
 def test_an_object_that_is_gone_is_missed(whole: Run, key: str):
     whole.store.delete(key)
     findings = check(whole)
-    assert found(findings, key) or found(findings, key.rpartition("/")[0], "is gone")
+    assert reports(findings, key) or reports(findings, key.rpartition("/")[0], "is gone")
 
 
 @pytest.mark.parametrize("version", [Version(0, 1), Version(1, 1), Version(4, 2)])
@@ -91,7 +91,7 @@ def test_a_version_that_something_cites_is_missed(whole: Run, version: Version):
 def test_a_checkpoint_that_an_attempt_continues_is_missed(whole: Run):
     for entry in whole.store.list(layout.checkpoint(Version(2, 1))):
         whole.store.delete(entry.key)
-    assert found(check(whole), layout.attempt(2), "neither stored nor given up")
+    assert reports(check(whole), layout.attempt(2), "neither stored nor given up")
 
 
 def test_prompts_that_are_gone_are_one_problem_not_one_for_each(whole: Run):
@@ -113,26 +113,26 @@ def test_prompts_of_another_schema_or_of_none_of_the_trajectories_are_found(whol
     rewrite_parquet(whole, layout.prompts("test"), lambda table: table.drop_columns(["answer"]))
     rewrite_parquet(whole, layout.prompts("train"), lambda table: table.slice(0, 0))
     findings = check(whole)
-    assert found(findings, layout.prompts("test"), "'answer' occurs 0 times")
-    assert found(findings, "trajectories", f"answer {PROMPTS[0]}, which is not among the stored prompts")
+    assert reports(findings, layout.prompts("test"), "'answer' occurs 0 times")
+    assert reports(findings, "trajectories", f"answer {PROMPTS[0]}, which is not among the stored prompts")
 
 
 def test_a_record_that_admits_what_no_shard_is_called_is_found(whole: Run):
     record = json.loads(whole.store.read(layout.sync(4)))
     record["shards"][0]["key"] = "../../first"
     rewrite_json(whole, layout.sync(4), shards=record["shards"])
-    assert found(check(whole), layout.sync(4), "'../../first', which is not the name of a shard")
+    assert reports(check(whole), layout.sync(4), "'../../first', which is not the name of a shard")
 
 
 def test_a_gap_in_the_records_is_named_once(whole: Run):
     whole.store.delete(layout.sync(1))
     findings = check(whole)
-    assert found(findings, layout.sync(1), "is missing, but")
+    assert reports(findings, layout.sync(1), "is missing, but")
 
 
 def test_what_a_ledger_record_describes_is_missed_also_of_an_abandoned_attempt(whole: Run):
     whole.store.delete(layout.steps(3, 1))
-    assert found(check(whole), layout.steps(3, 1), "is missing")
+    assert reports(check(whole), layout.steps(3, 1), "is missing")
 
 
 def test_a_base_that_is_gone_is_named_with_each_version_that_needs_it(whole: Run):
@@ -147,7 +147,7 @@ def test_a_base_that_is_gone_is_named_with_each_version_that_needs_it(whole: Run
 
 def test_a_place_in_a_round_that_is_filled_twice_is_found(whole: Run):
     Trajectories(whole).append(0, 40, make_shard({PROMPTS[0]: [1.0]}, round=2))
-    assert found(check(whole), "trajectories", "searcher 0 round 2 slot 0 is stored 2 times")
+    assert reports(check(whole), "trajectories", "searcher 0 round 2 slot 0 is stored 2 times")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_record_of_a_fork_that_makes_no_sense_is_found(parent: Run, content: s
     else:
         replace_text(path_of(parent, key), '"run": "first"', '"run": "another"')
     findings = check(parent)
-    assert found(findings, key, problem) and len(findings.problems) == 1
+    assert reports(findings, key, problem) and len(findings.problems) == 1
 
 
 def test_a_fork_that_its_parent_does_not_know_is_found(parent: Run):
@@ -178,9 +178,11 @@ def test_a_fork_that_its_parent_does_not_know_is_found(parent: Run):
     path_of(parent, layout.fork("another")).write_text("{")  # the parent is responsible for this object
     assert check(run).ok
     rewrite_json(parent, key, sync=1)
-    assert found(check(run), layout.RUN, "its parent's record of this fork in forks/ has another origin than run.json")
+    assert reports(
+        check(run), layout.RUN, "its parent's record of this fork in forks/ has another origin than run.json"
+    )
     parent.store.delete(key)
-    assert found(
+    assert reports(
         check(run),
         layout.RUN,
         "its parent has no record of this fork in forks/, so pruning may remove what it needs",
@@ -191,20 +193,20 @@ def test_a_shard_that_is_admitted_twice_is_found(whole: Run):
     record = json.loads(whole.store.read(layout.sync(4)))
     first = json.loads(whole.store.read(layout.sync(0)))["shards"][0]
     rewrite_json(whole, layout.sync(4), shards=[*record["shards"], first], rows=record["rows"] + first["rows"])
-    assert found(check(whole), layout.sync(4), "had admitted already")
+    assert reports(check(whole), layout.sync(4), "had admitted already")
 
 
 def test_a_copy_of_another_searchers_shard_is_found(whole: Run):
     data = whole.store.read(layout.shard(1, 6))
     path_of(whole, layout.shard(0, 60)).write_bytes(data)
-    assert found(check(whole), layout.shard(0, 60))
+    assert reports(check(whole), layout.shard(0, 60))
 
 
 def test_a_version_of_other_weights_than_the_ledger_says_is_found(whole: Run):
     key = layout.version(Version(3, 2)) + layout.MANIFEST
     rewrite_json(whole, key, weights_sha256="f" * 64)
     findings = check(whole)
-    assert found(findings, layout.version(Version(3, 2)), f"another digest of its weights than {layout.steps(3, 2)}")
+    assert reports(findings, layout.version(Version(3, 2)), f"another digest of its weights than {layout.steps(3, 2)}")
     assert len(findings.problems) == 1
     record = json.loads(whole.store.read(key))
     del record["weights_sha256"]
@@ -214,26 +216,26 @@ def test_a_version_of_other_weights_than_the_ledger_says_is_found(whole: Run):
 
 def test_draws_that_are_missing_are_found(whole: Run):
     rewrite_parquet(whole, layout.draws(2, 1), lambda table: table.slice(1))
-    assert found(check(whole), layout.draws(2, 1), f"step 3 has {B * K - 1} draws")
+    assert reports(check(whole), layout.draws(2, 1), f"step 3 has {B * K - 1} draws")
 
 
 def test_draws_that_are_doubled_are_found(whole: Run):
     rewrite_parquet(whole, layout.draws(2, 1), lambda table: pa.concat_tables([table, table.slice(0, 1)]))
-    assert found(check(whole), layout.draws(2, 1), "is drawn 2 times")
+    assert reports(check(whole), layout.draws(2, 1), "is drawn 2 times")
 
 
 def test_steps_that_are_missing_or_doubled_are_found(whole: Run):
     rewrite_parquet(whole, layout.steps(1, 1), lambda table: table.slice(1))
     rewrite_parquet(whole, layout.steps(4, 2), lambda table: pa.concat_tables([table, table.slice(1)]))
     findings = check(whole)
-    assert found(findings, layout.steps(1, 1), "step 1 is missing")
-    assert found(findings, layout.steps(4, 2), "step 8 is in the ledger 2 times")
+    assert reports(findings, layout.steps(1, 1), "step 1 is missing")
+    assert reports(findings, layout.steps(4, 2), "step 8 is in the ledger 2 times")
 
 
 def test_a_ledger_under_anothers_name_is_found(whole: Run):
     path_of(whole, layout.steps(2, 1)).write_bytes(whole.store.read(layout.steps(1, 1)))
     describe_again(whole, layout.steps(2, 1))
-    assert found(check(whole), layout.steps(2, 1), "another sync")
+    assert reports(check(whole), layout.steps(2, 1), "another sync")
 
 
 @pytest.mark.parametrize(
@@ -247,26 +249,26 @@ def test_a_ledger_under_anothers_name_is_found(whole: Run):
 )
 def test_a_draw_of_what_had_not_entered_is_found(whole: Run, trajectory: str, problem: str):
     rewrite_parquet(whole, layout.draws(2, 1), lambda table: with_first(table, "trajectory_id", trajectory))
-    assert found(check(whole), layout.draws(2, 1), problem)
+    assert reports(check(whole), layout.draws(2, 1), problem)
 
 
 def test_a_draw_for_another_prompt_than_its_trajectory_answers_is_found(whole: Run):
     rewrite_parquet(whole, layout.draws(2, 1), lambda table: with_first(table, "prompt_id", "train/nobody"))
     findings = check(whole)
-    assert found(findings, layout.draws(2, 1), "mixes 2 prompts")
-    assert found(findings, layout.draws(2, 1), "but it answers")
+    assert reports(findings, layout.draws(2, 1), "mixes 2 prompts")
+    assert reports(findings, layout.draws(2, 1), "but it answers")
 
 
 def test_trajectories_of_unknown_prompts_are_found(whole: Run):
     Trajectories(whole).append(0, 40, make_shard({"train/unheard": [1.0]}, round=40))
-    assert found(check(whole), "trajectories", "train/unheard")
+    assert reports(check(whole), "trajectories", "train/unheard")
 
 
 def test_an_evaluation_of_a_version_that_never_was_is_found(whole: Run):
     record = json.loads(whole.store.read(layout.evaluation(Version(2, 1))))
     key = layout.evaluation(Version(7, 1))
     whole.store.create(key, with_digest({**record, "version": 7}))
-    assert found(check(whole), key, "neither stored nor given up")
+    assert reports(check(whole), key, "neither stored nor given up")
 
 
 def test_a_manifest_under_anothers_name_is_found(whole: Run):
@@ -276,7 +278,7 @@ def test_a_manifest_under_anothers_name_is_found(whole: Run):
         copy = path_of(whole, f"versions/000008-a0002/{name}")
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(data)
-    assert found(check(whole), "versions/000008-a0002/", "its manifest says it is 000002-a0001")
+    assert reports(check(whole), "versions/000008-a0002/", "its manifest says it is 000002-a0001")
 
 
 def test_an_admitted_shard_that_was_rewritten_whole_is_found(whole: Run):
@@ -309,9 +311,9 @@ def with_first(table: pa.Table, column: str, value: str) -> pa.Table:
 
 def test_a_record_whose_step_goes_back_is_found(whole: Run):
     rewrite_json(whole, layout.sync(4), step=6)
-    assert found(check(whole), layout.sync(4), "follows step 6, not after step 6")
+    assert reports(check(whole), layout.sync(4), "follows step 6, not after step 6")
 
 
 def test_a_record_that_was_changed_breaks_the_chain_of_hashes(whole: Run):
     rewrite_json(whole, layout.sync(1), created_at="2020-01-01T00:00:00+00:00")
-    assert found(check(whole), layout.sync(2), "hash")
+    assert reports(check(whole), layout.sync(2), "hash")

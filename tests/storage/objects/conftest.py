@@ -1,3 +1,5 @@
+"""A store that can fail, for the tests in this folder."""
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whole jobs while network and server fail end as jobs without faults do."""
+"""Whole jobs end in the same way with faults of network and server as without."""
 
 import tempfile
 import time
