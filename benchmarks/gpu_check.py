@@ -1,6 +1,6 @@
 """Check this machine's GPU: run the tests that need a GPU, then the benchmarks.
 
-    python -m benchmarks.gpu_check [--out FOLDER]
+    python -m benchmarks.gpu_check [--out FOLDER] [--limit SECONDS]
 
 `make gpu-check` runs this module. It first prints what the machine has. If vLLM is not installed, its tests and
 benchmarks are left out, and the output says so. A stage that fails does not stop the next one: each has a time limit,

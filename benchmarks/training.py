@@ -118,6 +118,8 @@ def main() -> None:
     parser.add_argument("--trl", type=os.path.abspath, help="folder with TRL")
     parser.add_argument("--only", choices=[it.name for it in WORKLOADS], help="one workload")
     options = parser.parse_args()
+    if any(it.on_gpu and it.name == options.only for it in WORKLOADS) and not torch.cuda.is_available():
+        parser.error(f"--only: the workload {options.only!r} needs a GPU")
     if options.trl and options.trl not in sys.path:  # transformers looks for packages only at its import
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), options.trl]
         again = [sys.executable, "-m", "benchmarks.training", *sys.argv[1:]]

@@ -29,7 +29,7 @@ class Pieces(NamedTuple):
 
 
 ON_CPU = Pieces(projected=2**23, summed=8, normalised=2**20)
-"""Few enough logits to stay in the cache, which makes normalising several times faster."""
+"""So few logits are normalised together that they stay in the cache, where normalising is several times faster."""
 ON_GPU = Pieces(projected=2**26, summed=1, normalised=2**26)
 """An operation takes a fixed time to start, so there are few. With a vocabulary of 152,000 tokens a product has 441
 rows, and log-softmax holds its piece twice in float32, 512 MiB."""

@@ -236,7 +236,7 @@ def trajectory_balance(
         "log_z": log_z_P.mean(),
         "log_ratio_mean": (logp_PK - ref_logp_PK).detach().mean(),
         "residual_abs": detached_PK.abs().mean(),
-        "equal_rewards": equal_rewards(reward_PK),  # here only the reference, or what sampled, has an effect
+        "equal_rewards": equal_rewards(reward_PK),  # here only the reference or mu has an effect
     }
     if learned:
         metrics["residual_mean"] = detached_PK.mean()

@@ -2,7 +2,7 @@
 probable."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,12 @@ class Drawn:
             return None
         target, expected = log_ratio - row["residual"], row["reward"] / beta - row["log_z"]
         return target if abs(target - expected) <= 0.05 * (1 + abs(expected)) else None
+
+
+def beta_of_targets(config: Mapping[str, Any], beta: float | None) -> float | None:
+    """Return the beta of a step if the targets of its responses follow from beta, reward and log Z. Return None if they
+    also depend on the policies that sampled (`objective.behaviour_share`)."""
+    return None if config.get("objective", {}).get("behaviour_share") else beta
 
 
 Slot = list[Drawn]

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from flows.pages import addresses
 from flows.pages.browse import step_summary
-from flows.pages.browse.batch import Batch, read_batch
+from flows.pages.browse.batch import Batch, beta_of_targets, read_batch
 from flows.pages.browse.frame import show
 from flows.pages.browse.run_snapshot import Refused, RunSnapshot
 from flows.pages.tables import Fact, facts
@@ -57,7 +57,7 @@ def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
     step = chosen[0]
     place = {"step": number, "sync": step["sync"], "attempt": step["attempt"]}
     previous_step, next_step = snapshot.ask(AROUND.format(step=number)).rows[0]
-    batch, beta = read_batch(snapshot, place), _beta(snapshot, step)
+    batch, beta = read_batch(snapshot, place), beta_of_targets(snapshot.run.config, step["beta"])
     return show(
         snapshot,
         addresses.step(number, attempt),
@@ -73,12 +73,6 @@ def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
         events=snapshot.rows(EVENTS.format(**place)),
         alarms=snapshot.rows(LASTING, [step["created_at"], step["created_at"]]),
     )
-
-
-def _beta(snapshot: RunSnapshot, step: dict[str, Any]) -> float | None:
-    """Return the beta by which the targets of responses follow from their rewards. None if the targets also depend on
-    the policies that sampled."""
-    return None if snapshot.run.config.get("objective", {}).get("behaviour_share") else step["beta"]
 
 
 def _summary(

@@ -96,7 +96,7 @@ def _alike(slots: Sequence[Slot], balances: bool) -> Iterator[str]:
     where = "its slot" if len(slots) == 1 else f"{len(alike):,} of {len(slots):,} slots"
     # A baseline that is not the mean of the slot, such as a critic's, moves responses of equal rewards, too.
     moved = not balances and any(abs(it.push) > _LEAST_PUSH for slot in alike for it in slot)
-    movers = "." if moved else ": only the reference, or what sampled, can move these responses."
+    movers = "." if moved else ": only the reference or the sampling policy can move these responses."
     yield f"In {where} all rewards are equal{movers}"
 
 

@@ -137,7 +137,7 @@ comment on column steps.reward_mean is 'mean reward of the batch';
 comment on column steps.age_mean is 'mean age of the batch, in steps';
 comment on column steps.age_max is 'largest age in the batch, in steps';
 comment on column steps.recent_share is 'share of the batch that was drawn as recent';
-comment on column steps.equal_rewards is 'share of groups whose rewards are all equal; in these only the reference, or what sampled, has an effect';
+comment on column steps.equal_rewards is 'share of groups whose rewards are all equal; in these only the reference or the sampling policy has an effect';
 comment on column steps.tokens is 'number of response tokens in the batch';
 comment on column steps.seconds_step is 'seconds of the whole step, waiting included';
 comment on column steps.seconds_wait is 'seconds of seconds_step in which the trainer waited for data';

@@ -1,4 +1,4 @@
-"""What tests of held leases wait for."""
+"""Wait until a held lease reports an error, and read how often a lease was renewed."""
 
 from storage.runs.held_lease import HeldLease
 from storage.runs.leases import read_lease

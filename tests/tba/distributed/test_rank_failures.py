@@ -1,4 +1,4 @@
-"""What the ranks of a trainer do when one of them fails, dies or does not answer."""
+"""If a rank of a trainer fails, dies or does not answer, all ranks end, and the error names the rank."""
 
 import os
 import re

@@ -28,7 +28,7 @@ def test_the_mismatch_is_how_far_a_generators_log_probabilities_are_from_the_tra
 
 @pytest.mark.parametrize(("most", "told"), [(1.3, ["mismatch-large"]), (1.5, []), (0.0, [])])
 def test_a_mismatch_that_is_large_is_told_of_once(most: float, told: list[str]):
-    """As above, the mismatch is 1.4 nats per response, for both versions."""
+    """The mismatch is 1.4 nats per response, for both versions."""
     role, _ = evaluator(Version(20, 1))
     role.config = role.config.replace({"alarms.mismatch": most})
     role.trainers_scorer = lambda folder, version: fakes.Scorer()

@@ -1,4 +1,4 @@
-"""What all commands have in common: help, errors, interrupts, closed outputs, and runs on S3."""
+"""All commands treat help, errors, interrupts, closed outputs and runs on S3 in the same way."""
 
 import json
 import signal

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 import storage
-from flows.pages.browse.batch import Drawn
+from flows.pages.browse.batch import Batch, Drawn, beta_of_targets
 from flows.pages.browse.response import Tokens
-from flows.pages.browse.step_summary import agreement
+from flows.pages.browse.step_summary import agreement, extremes
 from flows.pages.values import number
 from storage import layout
 from storage.log.trajectories import Trajectories
@@ -138,6 +138,16 @@ def test_a_step_tells_of_draws_whose_shard_is_gone(finished: Run, tmp_path: Path
         said = site.text("/step/1")
     assert f"The step learned from {drawn - gone} draws" in said
     assert f"{gone} draws are missing" in said
+
+
+def test_a_step_with_a_behaviour_share_has_no_target_that_follows_from_the_reward():
+    """With a small share, the target that the reward alone gives would be near, and wrong."""
+    row = {"logp": -6.0, "ref_logp": -6.0, "reward": 0.0, "residual": 17.85, "log_z": 18.0, "advantage": 0.1, "slot": 0}
+    for share, told in ((0.0, True), (0.3, False)):
+        beta = beta_of_targets({"objective": {"behaviour_share": share}}, 0.05)
+        [found, *_] = extremes(Batch([[Drawn(row, 1)]]), beta)
+        assert (found["target"] is not None) == told
+    assert beta_of_targets({"objective": {}}, 0.05) == 0.05  # a run that was stored without this setting
 
 
 def test_a_slot_of_equal_rewards_is_pushed_if_the_baseline_is_not_the_mean_of_the_slot():
