@@ -1,5 +1,7 @@
 """Fixtures for all tests: stores of each kind, and their servers, which start when the first test needs them."""
 
+from __future__ import annotations
+
 import os
 
 # Tiny models are fastest on one thread, and threads that spin for work slow down everything else on a small machine.
@@ -12,11 +14,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser
 
 from benchmarks.harness import servers
 from benchmarks.harness.servers import Server
@@ -27,6 +28,9 @@ from storage.runs.run import Run
 from tests.support import browser as browsers
 from tests.support import laptop, worker_groups
 from tests.support.stores import STORES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; some tests send SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)

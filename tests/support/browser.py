@@ -1,13 +1,21 @@
-"""A real browser for the tests: headless Chromium, whose pages may only fetch what a test serves."""
+"""A real browser for the tests: headless Chromium, whose pages may only fetch what a test serves.
+
+Playwright is imported late, because a machine that checks a GPU may not have it.
+"""
+
+from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route
 
 _QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")
 _DEADLINE = 20_000.0  # milliseconds, for everything that a test waits for
@@ -25,6 +33,8 @@ def launch() -> Iterator[Browser]:
     if path is None:
         refuse = pytest.fail if os.environ.get("TBA_TESTS_NEED_BROWSER") else pytest.skip
         refuse("no Chromium here: apt-get install --no-install-recommends chromium")
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         options = [f"--{name}" for name in (*_QUIET, *(("no-sandbox",) if os.getuid() == 0 else ()))]
         browser = playwright.chromium.launch(executable_path=path, args=options, timeout=60_000)
