@@ -57,6 +57,7 @@ def _lockstep(config: "Config") -> Iterator[Rule]:
     """Yield the rules for searchers that go in step with the trainer (`sync.lag`), for overlapping rounds, and for
     bounded age."""
     search, training, sync = config.search, config.training, config.sync
+    recent = training.prompts_per_step * sync.every * config.sampling.recent_share
     yield (
         sync.lag is None or config.engine.in_flight == "finish",
         f"engine.in_flight must be 'finish' where sync.lag is set ({sync.lag}), because the lag decides which "
@@ -78,10 +79,10 @@ def _lockstep(config: "Config") -> Iterator[Rule]:
         f"which version generates a round, got {search.rounds_per_version}",
     )
     yield (
-        sync.lag is None or config.prompts_in_step >= training.prompts_per_step * sync.every,
-        f"search.searchers x search.prompts_per_round must be >= training.prompts_per_step x sync.every "
-        f"({training.prompts_per_step * sync.every}) where sync.lag is set, or steps would repeat the prompts of "
-        f"a round, got {config.prompts_in_step}",
+        sync.lag is None or config.prompts_in_step >= recent,
+        f"search.searchers x search.prompts_per_round must be >= training.prompts_per_step x sync.every x "
+        f"sampling.recent_share ({recent:g}) where sync.lag is set, or steps would repeat the prompts of a round, got "
+        f"{config.prompts_in_step}",
     )
     yield (
         sync.lag is None or sync.keep_versions >= sync.lag + 2,

@@ -101,9 +101,9 @@ def test_an_unknown_setting_is_refused_by_name(change, says):
             "engine.in_flight must be 'finish' where sync.lag is set (0), because the lag decides which version",
         ),
         (
-            {"sync.lag": 0, "search.prompts_per_round": 127},
-            "search.searchers x search.prompts_per_round must be >= training.prompts_per_step x sync.every (128) where "
-            "sync.lag is set, or steps would repeat the prompts of a round, got 127",
+            {"sync.lag": 0, "sampling.recent_share": 0.75, "search.prompts_per_round": 95},
+            "search.searchers x search.prompts_per_round must be >= training.prompts_per_step x sync.every x "
+            "sampling.recent_share (96) where sync.lag is set, or steps would repeat the prompts of a round, got 95",
         ),
         (
             {"sync.lag": 5, "search.prompts_per_round": 128, "sync.keep_versions": 6},
