@@ -3,7 +3,7 @@ a KL penalty, and a divisor n of the sum over tokens.
 
     L = - mean over responses of 1 / n sum over tokens [ correction(A) - beta k3 ],    k3 = ref / pi - 1 - log(ref / pi)
 
-The term beta k3 is there if `penalty` is `loss`. If `penalty` is `reward`, rewards are r - beta log(pi / ref) instead.
+A below 0 is multiplied by `negative_share` first. The term beta k3 is there if `penalty` is `loss`. If `penalty` is `reward`, rewards are r - beta log(pi / ref) instead.
 A correction at the level of responses has one term per response; n then divides only the penalty.
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
@@ -53,6 +53,9 @@ class PolicyGradient(Objective):
     prox_share: Share = 0.5
     """For the decoupled correction: position of the proximal policy between the behaviour policy (0) and the current
     policy (1)."""
+    negative_share: Share = 1.0
+    """Factor of advantages below 0. Lower values push bad responses down less, which is safer with old data; 0 learns
+    from the better responses of a group alone, like supervised learning."""
     normaliser: Normaliser = "sum"
     """Number by which the sum over the counted tokens of a response is divided. `sum`: 1. `response`: the number of
     these tokens. `row`: the number of tokens of prompt and response. `tokens`: the mean number of counted tokens per
@@ -108,8 +111,10 @@ class GroupPolicyGradient(PolicyGradient):
 
 def policy_gradient(groups: Groups, advantage: Tensor, objective: PolicyGradient, *, beta: float) -> Loss:
     """Compute the loss from advantages of responses, [P, K], or of tokens, [P, K, T]. No gradient goes through the
-    advantages. If they are per token, the reported advantage of a response is their mean over its tokens."""
+    advantages. If they are per token, the reported advantage of a response is their mean over its tokens. Both have the
+    factor `negative_share` where they are below 0."""
     advantage = advantage.detach()
+    advantage = torch.where(advantage < 0, objective.negative_share * advantage, advantage)
     advantage_PK = advantage if advantage.ndim == 2 else _mean_of_tokens(groups, advantage)
     correction, n = objective.ratio_correction, _divisor(groups, objective)
     logp, behaviour_logp, advantage = _terms(groups, advantage, correction)

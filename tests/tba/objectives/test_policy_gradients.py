@@ -139,3 +139,28 @@ def test_proximal_rloo_expects_what_rloo_does_on_policy():
         return total
 
     assert_close(expected(OLD_NL, unclipped), expected(None, UNCORRECTED))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_a_share_of_the_negative_advantages_pushes_down_less_and_up_as_before(share: float):
+    logits, chosen_PK, reward_PK = parameters(), toy.draw(9, 4, 5), toy.random_rewards(9, 4, 5)
+    groups = groups_of(logits, chosen_PK, reward_PK, old_NL=OLD_NL)
+    whole = UNCORRECTED.loss(groups, beta=BETA).advantage_PK
+    less = RLOO(penalty="none", negative_share=share).loss(groups, beta=BETA)
+    expected_PK = whole.clamp(min=0) + share * whole.clamp(max=0)
+    assert (whole < 0).any() and (whole > 0).any()
+    assert_close(less.advantage_PK, expected_PK)
+    [expected] = torch.autograd.grad(-(expected_PK * groups.logp_PK).mean(), logits, retain_graph=True)
+    assert_close(gradient(less, logits), expected)
+
+
+def test_without_negative_advantages_old_responses_teach_the_likelihood_of_the_right_ones():
+    """The best response of each group has reward 1. The weights are those of supervised learning on these responses,
+    times the share of wrong ones, whoever sampled them."""
+    logits, chosen_PK = parameters(), toy.draw(9, 4, 5)
+    reward_PK = torch.eye(5, dtype=torch.float64)[:4]
+    for sampled in ({}, {"old_NL": OLD_NL}):
+        groups = groups_of(logits, chosen_PK, reward_PK, **sampled)
+        loss = DrGRPO(correction="none", normaliser="sum", negative_share=0.0).loss(groups, beta=BETA)
+        [likelihood] = torch.autograd.grad((groups.logp_PK * reward_PK).mean(), logits, retain_graph=True)
+        assert_close(gradient(loss, logits), -4 / 5 * likelihood)
