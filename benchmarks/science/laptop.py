@@ -5,14 +5,14 @@ synchronous, and TRL's trainers.
     python -m benchmarks.science.laptop --show            only show the table of stored results
 
 It needs the packages of requirements-laptop.txt, vLLM for our searchers, and TRL in a folder of its own, as `speed.py`
-says. The policy is SmolLM2-135M-Instruct, the task that of the preset `reasoning-gym`: sums of two numbers. All arms
+says. The policy is SmolLM2-135M-Instruct, the task that of the preset `reasoning-gym` with an instruction. All arms
 have the same start, prompts, rewards, cores and 128 responses per step: 8 to each of 16 prompts, or 2 to each of 64 for
 methods that compare pairs. All arms use AdamW (0.9, 0.95) in float32, bfloat16 products, clipping at 1, a warm-up of 5
-steps and then a constant learning rate. Our arms learn with TBA' and the preset's beta, share the two cores between
-roles, and generate with vLLM; synchronous ones give both cores to the role that works. The asynchronous searcher
-generates at most two rounds with a version, because the cores are the trainer's too. TRL's trainers generate with
-transformers and use two threads; their other settings keep their defaults. `race.py` says what counts as time, and how
-rates are chosen.
+steps and then a constant learning rate. Our arms learn with TBA', beta 0.05 and the newest responses, share the two
+cores between roles, and generate with vLLM; synchronous ones give both cores to the role that works. The asynchronous
+searcher generates at most two rounds with a version, because the cores are the trainer's too. TRL's trainers generate
+with transformers and use two threads; their other settings keep their defaults. `race.py` says what counts as time, and
+how rates are chosen.
 
 In the paced arms each round of a searcher, and each batch of TRL, waits 1.5 seconds more, like an engine elsewhere.
 """
@@ -50,6 +50,15 @@ LAPTOP = Race(
         "TRL's GRPO, paced": Arm(trl="grpo", latency=LATENCY, steps=96, rates_of="TRL's GRPO"),
     },
     common={
+        "task.options.instruction": "Write only the result.",
+        "objective.beta_start": 0.05,
+        "objective.beta_end": 0.05,
+        "objective.correction": "cap",
+        "objective.negative_share": 1.0,
+        "sampling.recent_share": 1.0,
+        "sampling.copies": "all",
+        "sampling.mean_reward_between": "null",
+        "training.responses_per_prompt": 8,
         "training.schedule": "warmup-stable-decay",
         "training.decay_steps": 0,
         "training.warmup_steps": 5,

