@@ -193,8 +193,8 @@ def redteam_laptop() -> Config:
 
 
 def reasoning_gym() -> Config:
-    """Sums of two numbers of two digits, for SmolLM2 with 135 million parameters. Each step learns from 32 problems,
-    drawn from the whole run, that some responses solve and others do not. Only the better responses count: with the
+    """Sums of two numbers up to 100, for SmolLM2 with 135 million parameters. Each step learns from 32 problems, drawn
+    from the whole run, that some responses solve and others do not. Only the better responses count: with the
     others, the policy swings between forgetting to carry and carrying too often."""
     sums: dict[str, JsonValue] = {
         "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2, "operators": ["+"],
