@@ -57,10 +57,11 @@ def test_rewards_follow_from_the_answers_that_were_read(finished: Run):
         select answer, response, reward, reward_parts['by_last_number'] from trajectories join prompts using (prompt_id)
     """
     trajectories = rows(finished, query)
-    assert {read for *_, read in trajectories} == {0.0, 1.0} and max(reward for _, _, reward, _ in trajectories) == 1.0
+    assert {read for *_, read in trajectories} == {0.0, 1.0} and any(reward > 0 for _, _, reward, _ in trajectories)
     for answer, response, reward, read in trajectories:
         assert read == any(character.isdigit() for character in response)
         assert (reward > 0) <= (answer in response)
+        assert (response.strip() == answer) <= (reward == 1.0)
 
 
 def test_the_metadata_of_prompts_can_be_queried(finished: Run):
