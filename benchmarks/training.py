@@ -36,7 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -59,7 +59,7 @@ from tba.batches.packing import Row, attending, groups_of, tokens_per_call
 from tba.fetched import Fetched, Lists
 from tba.models.policy import Policy
 from tba.models.pretrained import computing
-from tba.objectives import trajectory_balance
+from tba.objectives import TrajectoryBalance, trajectory_balance
 from tba.presets import preset
 from tba.train.learner import Learner
 from tba.train.micro_batches import micro_batches
@@ -101,8 +101,8 @@ WORKLOADS = [
         response_tokens=(6, 6),
     ),
     Workload(
-        name="SmolLM2 in reasoning-gym", preset="reasoning-gym", hidden=0, layers=30, vocabulary=49_152, groups=16,
-        prompt_tokens=(46, 46), response_tokens=(6, 16),
+        name="SmolLM2 in reasoning-gym", preset="reasoning-gym", hidden=0, layers=30, vocabulary=49_152, groups=32,
+        prompt_tokens=(39, 39), response_tokens=(6, 16),
     ),
     Workload(
         name="GSM8K, shape of Qwen2.5-1.5B", hidden=1536, layers=28, vocabulary=151_936, groups=2,
@@ -342,10 +342,10 @@ def spread(ratios: list[float]) -> dict[str, float]:
 
 
 def make_learner(workload: Workload) -> Learner:
-    changes = {"training.prompts_per_step": workload.groups, "objective.name": "trajectory-balance"}
+    changes = {"training.prompts_per_step": workload.groups}
     if workload.groups_per_micro_batch:
         changes["training.groups_per_micro_batch"] = workload.groups_per_micro_batch
-    config = preset(workload.preset).replace(changes)
+    config = replace(preset(workload.preset).replace(changes), objective=TrajectoryBalance())
     if workload.on_gpu:
         return Learner(config, large_policy(workload))
     if not workload.hidden:

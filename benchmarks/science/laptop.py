@@ -5,7 +5,7 @@ synchronous, and TRL's trainers.
     python -m benchmarks.science.laptop --show            only show the table of stored results
 
 It needs the packages of requirements-laptop.txt, vLLM for our searchers, and TRL in a folder of its own, as `speed.py`
-says. The policy is SmolLM2-135M-Instruct, the task that of the preset `reasoning-gym` with an instruction. All arms
+says. The policy is SmolLM2-135M-Instruct, the task that of the preset `reasoning-gym`: sums of two numbers. All arms
 have the same start, prompts, rewards, cores and 128 responses per step: 8 to each of 16 prompts, or 2 to each of 64 for
 methods that compare pairs. All arms use AdamW (0.9, 0.95) in float32, bfloat16 products, clipping at 1, a warm-up of 5
 steps and then a constant learning rate. Our arms learn with TBA', beta 0.05 and the newest responses, share the two
@@ -50,12 +50,12 @@ LAPTOP = Race(
         "TRL's GRPO, paced": Arm(trl="grpo", latency=LATENCY, steps=96, rates_of="TRL's GRPO"),
     },
     common={
-        "task.options.instruction": "Write only the result.",
         "objective.beta_start": 0.05,
         "objective.beta_end": 0.05,
         "objective.correction": "cap",
         "objective.negative_share": 1.0,
         "sampling.recent_share": 1.0,
+        "sampling.inv_temp": 0.0,
         "sampling.copies": "all",
         "sampling.mean_reward_between": "null",
         "training.responses_per_prompt": 8,
@@ -68,6 +68,7 @@ LAPTOP = Race(
         "search.prompts_per_round": 16,
         "search.initial_fill": 128,
         "sync.every": 1,
+        "sync.checkpoint_every": 20,
         "evaluation.every": 4,
         "evaluation.prompts": 1,
         "evaluation.samples": 0,

