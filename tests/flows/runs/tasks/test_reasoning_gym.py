@@ -1,5 +1,7 @@
 """Problems of the library reasoning_gym, with whole roles on real storage."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -9,10 +11,13 @@ from storage.log.prompts import read_prompts
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
+from tba.config import parse_known
 from tba.models.policy import Policy
+from tba.tasks.reasoning_gym.task import ReasoningGym
+from tba.tasks.registry import get_task
 from tests.support.flows.live_roles import rows, run_all, settings
 from tests.support.laptop import needs
-from tests.support.tba.reasoning_gym_examples import ONE_DIGIT
+from tests.support.tba.reasoning_gym_examples import ONE_DIGIT, response_of
 
 pytestmark = needs("reasoning_gym")
 CHARACTERS = "0123456789 +-=x"
@@ -57,11 +62,20 @@ def test_rewards_follow_from_the_answers_that_were_read(finished: Run):
         select answer, response, reward, reward_parts['by_last_number'] from trajectories join prompts using (prompt_id)
     """
     trajectories = rows(finished, query)
-    assert {read for *_, read in trajectories} == {0.0, 1.0} and any(reward > 0 for _, _, reward, _ in trajectories)
+    assert {read for *_, read in trajectories} == {0.0, 1.0}
     for answer, response, reward, read in trajectories:
         assert read == any(character.isdigit() for character in response)
         assert (reward > 0) <= (answer in response)
         assert (response.strip() == answer) <= (reward == 1.0)
+
+
+def test_the_right_answers_of_stored_prompts_earn_everything(finished: Run):
+    task = get_task(parse_known(finished.config).task)
+    assert isinstance(task, ReasoningGym)
+    with closing(task.library):
+        prompts = [*read_prompts(finished, "train"), *read_prompts(finished, "test")]
+        assert [task.reward(prompt, response_of(prompt.answer)).value for prompt in prompts] == [1.0] * 48
+        assert task.reward(prompts[0], response_of("no number")).value == 0
 
 
 def test_the_metadata_of_prompts_can_be_queried(finished: Run):
