@@ -55,8 +55,8 @@ class PolicyGradient(Objective):
     """For the decoupled correction: position of the proximal policy between the behaviour policy (0) and the current
     policy (1)."""
     negative_share: Share = 1.0
-    """Factor of advantages below 0. Lower values push bad responses down less, which is safer with old data; 0 learns
-    from the better responses of a group alone, like supervised learning."""
+    """Factor of advantages below 0. Lower values push bad responses down less, which is safer with old data. 0 learns
+    only from advantages above 0; without a correction this is like supervised learning."""
     normaliser: Normaliser = "sum"
     """Number by which the sum over the counted tokens of a response is divided. `sum`: 1. `response`: the number of
     these tokens. `row`: the number of tokens of prompt and response. `tokens`: the mean number of counted tokens per
