@@ -13,9 +13,9 @@ from tba.models.policy import Policy
 from tests.support.devices import HAS_GPU
 
 ON_CPU = not HAS_GPU
-SIMILAR = 2e-4 if ON_CPU else 2e-2
+SIMILAR = 2e-4 if ON_CPU else 1e-1
 """Tolerance between float32 log-probabilities of two implementations. On a GPU, vLLM's attention multiplies in TF32,
-with a mantissa of ten bits."""
+with a mantissa of ten bits. Of 25,000 tokens, the worst differed by 0.07 on an H100, and the mean was 0.001."""
 LACKING = find_spec("vllm") is None and not os.environ.get("TBA_TESTS_NEED_VLLM")
 REASON = "vLLM is not installed here: `make test-vllm` installs its build for CPUs beside the environment"
 needs_vllm = [

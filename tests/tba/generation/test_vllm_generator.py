@@ -109,7 +109,7 @@ def test_tokens_come_as_often_as_the_policy_gives_them_at_that_temperature(
 ):
     temperature, n = 0.7, 4000
     [group] = generate(generator, PROMPTS[:1], [list(range(n))], temperature=temperature, limits=[1])
-    policy = Policy.load(folders[V0])
+    policy = Policy.load(folders[V0], device="cpu")
     with torch.inference_mode():
         logits_V = policy.model(torch.tensor([PROMPTS[0].tokens])).logits[0, -1]
     tokens_V = torch.arange(len(logits_V))
