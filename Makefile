@@ -17,9 +17,10 @@ help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make llm      a new machine to a run that post-trains a real language model"
 	@echo "make test     a new machine to a green test suite"
-	@echo "make test-long  what \`make test\` only samples: a kill at every write, a cluster, …; PART=2/4 is a quarter of it"
+	@echo "make test-long  what \`make test\` only samples: a kill at every write, a cluster, …"
 	@echo "make test-laptop  the tests that need a real language model, data sets and a classifier (requirements-laptop.txt)"
 	@echo "make test-vllm  the tests that need vLLM, whose build for CPUs is installed beside the environment"
+	@echo "          PART=2/4 with test-long, test-laptop or test-vllm takes the second of four parts of its tests"
 	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
 	@echo "make check    style, types and boundaries, and the audit"
 	@echo "make audit    known vulnerabilities of what is installed, where PyPI's advisories can be reached"
@@ -57,10 +58,10 @@ test-long: install
 	TBA_TESTS_PART=$(PART) $(BIN)/python -m pytest -m long $(PARALLEL)
 
 test-laptop: $(LAPTOP)/.installed $(VLLM)/.installed
-	$(WITH_LAPTOP) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop $(PARALLEL)
+	$(WITH_LAPTOP) TBA_TESTS_PART=$(PART) TBA_TESTS_NEED_LAPTOP=1 $(BIN)/python -m pytest -m laptop $(PARALLEL)
 
 test-vllm: $(VLLM)/.installed
-	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"
+	PYTHONPATH=$(VLLM) TBA_TESTS_PART=$(PART) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"
 
 $(VLLM)/.installed: requirements-cpu-vllm.txt $(VENV)/.installed
 	rm -rf $(VLLM) && mkdir -p $(VLLM)  # pip replaces nothing in such a folder
