@@ -102,7 +102,7 @@ WORKLOADS = [
     ),
     Workload(
         name="SmolLM2 in reasoning-gym", preset="reasoning-gym", hidden=0, layers=30, vocabulary=49_152, groups=32,
-        prompt_tokens=(39, 39), response_tokens=(6, 16),
+        prompt_tokens=(27, 27), response_tokens=(9, 12),
     ),
     Workload(
         name="GSM8K, shape of Qwen2.5-1.5B", hidden=1536, layers=28, vocabulary=151_936, groups=2,

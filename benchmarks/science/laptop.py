@@ -67,6 +67,7 @@ LAPTOP = Race(
         "training.prompts_per_step": 16,
         "search.prompts_per_round": 16,
         "search.initial_fill": 128,
+        "search.temperature": 1.0,
         "sync.every": 1,
         "sync.checkpoint_every": 20,
         "evaluation.every": 4,
@@ -76,7 +77,7 @@ LAPTOP = Race(
     },
     scoring={"evaluation.prompts": 200, "evaluation.samples": 2, "evaluation.pass_at": ()},
     trl={
-        "prompts": 16, "responses": 8, "prompt_tokens": 96, "response_tokens": 16, "warmup": 5,
+        "prompts": 16, "responses": 8, "prompt_tokens": 96, "response_tokens": 12, "warmup": 5,
         "adam_beta2": 0.95, "clip_norm": 1.0, "bfloat16": True, "rows_at_once": 32,
     },
     rates=(5e-6, 1e-5, 2e-5),
