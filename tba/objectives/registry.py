@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tba.objectives.grpo import GRPO, DrGRPO
 from tba.objectives.objective import Objective
 from tba.objectives.online_dpo import OnlineDPO
-from tba.objectives.ppo import PPO
+from tba.objectives.policy_gradients.grpo import GRPO, DrGRPO
+from tba.objectives.policy_gradients.ppo import PPO
+from tba.objectives.policy_gradients.reinforce import Reinforce
+from tba.objectives.policy_gradients.rloo import RLOO, ProximalRLOO
+from tba.objectives.policy_gradients.tba_prime import TBAPrime
+from tba.objectives.policy_gradients.vine_ppo import VinePPO
 from tba.objectives.regressions import OAPL, Kimi
-from tba.objectives.reinforce import Reinforce
-from tba.objectives.rloo import RLOO, ProximalRLOO
-from tba.objectives.tba_prime import TBAPrime
 from tba.objectives.trajectory_balance import TrajectoryBalance
-from tba.objectives.vine_ppo import VinePPO
 
 
 def _concrete(kind: type[Objective]) -> Iterator[type[Objective]]:

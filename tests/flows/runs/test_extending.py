@@ -23,7 +23,10 @@ FILES = {
     "`tba count`": "flows/commands/count.py",
 }
 LINES = {
-    "from tba.objectives.weighted_regression import": ("tba/objectives/registry.py", "from tba.objectives.vine_ppo"),
+    "from tba.objectives.weighted_regression import": (
+        "tba/objectives/registry.py",
+        "from tba.objectives.trajectory_balance",
+    ),
     '"backwards":': ("tba/tasks/registry.py", '    "quickstart":'),
     '"slow":': ("storage/objects/open_store.py", '    "s3":'),
     '"count":': ("flows/cli.py", '    "run":'),

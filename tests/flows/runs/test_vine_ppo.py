@@ -13,7 +13,7 @@ from tba.errors import ConfigError
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy
-from tba.objectives.ppo import whiten
+from tba.objectives.policy_gradients.ppo import whiten
 from tba.seeds import continuation_seed
 from tba.types import Prompt, Version
 from tests.support.flows.live_roles import rows, run_all, settings

@@ -7,8 +7,8 @@ import pytest
 from tba.config import Config, CustomEngine, TransformersEngine, VLLMEngine, parse, parse_known
 from tba.errors import ConfigError
 from tba.objectives import OBJECTIVES
-from tba.objectives.grpo import GRPO, DrGRPO
-from tba.objectives.rloo import RLOO
+from tba.objectives.policy_gradients.grpo import GRPO, DrGRPO
+from tba.objectives.policy_gradients.rloo import RLOO
 from tba.presets import preset
 
 OLD_OBJECTIVE = {

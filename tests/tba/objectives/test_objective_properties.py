@@ -12,9 +12,9 @@ from torch import Tensor
 
 from benchmarks.harness import toy
 from tba.objectives import OBJECTIVES, Groups, TrajectoryBalance, trajectory_balance
-from tba.objectives.corrections import Correction
-from tba.objectives.grpo import GRPO, DrGRPO
-from tba.objectives.reinforce import Reinforce
+from tba.objectives.policy_gradients.corrections import Correction
+from tba.objectives.policy_gradients.grpo import GRPO, DrGRPO
+from tba.objectives.policy_gradients.reinforce import Reinforce
 from tests.support.tba.objective_examples import (
     BETA,
     GRADIENTS,

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.harness.tiny_models import tiny_policy
 from tba.errors import RunFailed, Stopped
-from tba.objectives.ppo import PPO
+from tba.objectives.policy_gradients.ppo import PPO
 from tba.train.learner import Learner
 from tests.support.tba.trainers import EVERY, RESPONSES, STEPS, Buffer, Journal, LeaseAt, make, settings
 

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.harness import toy
 from tba.objectives import trajectory_balance
-from tba.objectives.tba_prime import TBAPrime
+from tba.objectives.policy_gradients.tba_prime import TBAPrime
 from tests.support.tba.objective_examples import (
     BETA,
     OLD_NL,

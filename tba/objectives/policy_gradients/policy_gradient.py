@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from tba.objectives.corrections import Correction
 from tba.objectives.groups import LARGEST, Groups, Loss, equal_rewards, has_equal_rewards
 from tba.objectives.objective import Objective
+from tba.objectives.policy_gradients.corrections import Correction
 from tba.runtime.lazy_torch import torch
 from tba.settings import Share, settings
 from tba.types import CorrectionKind, Normaliser, Penalty

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from benchmarks.harness import toy
 from tba.objectives import trajectory_balance
-from tba.objectives.grpo import GRPO, DrGRPO
-from tba.objectives.policy_gradient import policy_gradient
-from tba.objectives.reinforce import Reinforce
-from tba.objectives.rloo import RLOO, ProximalRLOO
+from tba.objectives.policy_gradients.grpo import GRPO, DrGRPO
+from tba.objectives.policy_gradients.policy_gradient import policy_gradient
+from tba.objectives.policy_gradients.reinforce import Reinforce
+from tba.objectives.policy_gradients.rloo import RLOO, ProximalRLOO
 from tests.support.tba.objective_examples import (
     BETA,
     OLD_NL,

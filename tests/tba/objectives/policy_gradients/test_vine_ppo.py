@@ -18,8 +18,8 @@ from benchmarks.harness.tiny_models import EOS_ID, PAD_ID, tiny_policy, trajecto
 from tba.batches.batching import Batch, collate
 from tba.errors import DataError
 from tba.objectives import Groups, Loss
-from tba.objectives.ppo import whiten
-from tba.objectives.vine_ppo import VinePPO
+from tba.objectives.policy_gradients.ppo import whiten
+from tba.objectives.policy_gradients.vine_ppo import VinePPO
 from tba.train.auxiliary_models import make_auxiliary_model
 from tba.train.learner import Learner, as_groups
 from tba.types import Trajectory
