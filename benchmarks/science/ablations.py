@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import storage
+from benchmarks.harness.rows import append, line, read, spread
 from benchmarks.replays import LEARNED
-from benchmarks.science.rows import append, line, read, spread
 from benchmarks.science.runs import finished, tba
 from flows.pages.charts import Chart
 from storage.layout import run_url

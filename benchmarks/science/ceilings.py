@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.rows import append, read, spread
 from benchmarks.science.lagged import start_of
-from benchmarks.science.rows import append, read, spread
 from tba.batches.packing import Group, packed_logps, tokens_per_call
 from tba.models.policy import Policy
 from tba.presets import preset

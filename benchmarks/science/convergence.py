@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import toy
-from benchmarks.science.rows import standard_error
+from benchmarks.harness.rows import standard_error
 from tba import objectives
 from tba.objectives import Groups, Loss
 

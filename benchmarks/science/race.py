@@ -29,8 +29,8 @@ from transformers.utils import logging
 
 import storage
 from benchmarks.harness.memory import measured
+from benchmarks.harness.rows import append, read, spread
 from benchmarks.science.lagged import make_scores
-from benchmarks.science.rows import append, read, spread
 from benchmarks.science.runs import finished_in_one_go, forget_weights, tba_command
 from storage.layout import run_url
 from storage.runs.run import Run as StoredRun

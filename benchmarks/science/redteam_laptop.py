@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from benchmarks.science.rows import append, line, read, spread
+from benchmarks.harness.rows import append, line, read, spread
 from benchmarks.science.runs import finished, forget_weights, tba
 from flows.pages.charts import Chart
 from storage import layout

@@ -38,8 +38,8 @@ from typing import Any
 import torch
 
 import storage
+from benchmarks.harness.rows import append, line, read, spread
 from benchmarks.science import victims
-from benchmarks.science.rows import append, line, read, spread
 from benchmarks.science.runs import tba
 from flows.pages.charts import Chart
 from storage.layout import run_url

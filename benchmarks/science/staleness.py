@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from benchmarks.harness.rows import append, line, read
+from benchmarks.harness.rows import spread as plain_spread
 from benchmarks.science.lagged import Scored, lagged_run
-from benchmarks.science.rows import append, line, read
-from benchmarks.science.rows import spread as plain_spread
 from flows.pages.charts import Chart
 from tba.config import Config
 from tba.errors import RunFailed

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.memory import measured
+from benchmarks.harness.rows import append, read
 from benchmarks.science.race import TUNING_SEED, Row, Run, next_run, reached
-from benchmarks.science.rows import append, read
 from benchmarks.science.runs import finished_in_one_go
 from benchmarks.science.speed import QUICKSTART
 from tests.support.storage.synthetic import make_live_run

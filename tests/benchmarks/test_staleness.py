@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from benchmarks.harness.rows import read
 from benchmarks.science import staleness
-from benchmarks.science.rows import read
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 
