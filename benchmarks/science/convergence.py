@@ -9,7 +9,8 @@ The data has every sequence once (uniform data), or every sequence as often as t
 reference; its probabilities are halves and quarters, so 64 sequences have exactly the right proportions). All sequences
 form one group. Online DPO would use only one pair of a group, so for it every two sequences form a group. Each seed has
 another reference. The results are the total variation distance to the target (the reference tilted by
-exp(reward / beta)) and the mean reward under the policy. The values of PPO are a table with one value per prefix, and a
+exp(reward / beta)) and the mean reward under the policy. The values of PPO and of
+sub-trajectory balance are a table with one value per prefix, and a
 learned log Z is one number; both start at 0 and take a step with each step of the policy. The values of VinePPO are
 exact: the mean reward of each prefix when the policy that generated the data continues it.
 """
@@ -42,6 +43,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "trajectory balance, leave-one-out": {"log_z": "leave-one-out"},
     "trajectory balance, learned log Z": {"log_z": "learned"},
     "trajectory balance, anchored at what sampled": {"anchor": "behaviour"},
+    "sub-trajectory balance": {"name": "subtrajectory-balance"},
+    "path consistency": {"name": "subtrajectory-balance", "parts": "to-end"},
     "TBA', no ratio": {"name": "tba-prime", "correction": "none"},
     "TBA'": {"name": "tba-prime"},
     "TBA', clipped": {"name": "tba-prime", "correction": "clip"},

@@ -18,6 +18,7 @@ from tba.objectives.policy_gradients.rloo import RLOO, ProximalRLOO
 from tba.objectives.policy_gradients.tba_prime import TBAPrime
 from tba.objectives.policy_gradients.vine_ppo import VinePPO
 from tba.objectives.regressions import OAPL, Kimi
+from tba.objectives.subtrajectory_balance import SubTrajectoryBalance
 from tba.objectives.trajectory_balance import TrajectoryBalance
 
 

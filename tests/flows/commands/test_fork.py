@@ -195,11 +195,14 @@ def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed:
     assert check(run).problems == []
 
 
-def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_audited(killed: Run):
-    changes = {"objective.name": "ppo", "objective.value_learning_rate": "0.01", "sync.checkpoint_every": "2"}
-    run = fork.fork(killed, 12, changes, name="ppo", replay=True)
+@pytest.mark.parametrize(("objective", "metric"), [("ppo", "value_loss"), ("subtrajectory-balance", "residual_abs")])
+def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_audited(
+    killed: Run, objective: str, metric: str
+):
+    changes = {"objective.name": objective, "objective.value_learning_rate": "0.01", "sync.checkpoint_every": "2"}
+    run = fork.fork(killed, 12, changes, name=objective, replay=True)
     assert live(run, "trainer", wiring.run_trainer) == []
-    measured = rows(run, "select step from steps where value_loss >= 0 and value_grad_norm > 0 order by step")
+    measured = rows(run, f"select step from steps where {metric} >= 0 and value_grad_norm > 0 order by step")
     assert measured == [(step,) for step in range(13, STEPS + 1)]
     began_after = []
     for step in (13, 22):

@@ -41,7 +41,8 @@ NAMES = list(OBJECTIVES)
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_order_padding_and_a_constant_added_to_rewards_change_nothing(name: str, seed: int):
-    """The constant is also added to values between steps, because these are estimated from rewards."""
+    """The constant is also added to values between steps, because these are estimated from rewards, and to the values
+    of sub-trajectory balance, which are part of its residuals."""
     chosen = {"gae_decay": 1.0} if name == "ppo" else {}  # otherwise, a constant counts less for early tokens
     objective, logits = named(name, **chosen), parameters()
     chosen_PK, reward_PK = toy.draw(seed, 3, 4), toy.random_rewards(seed, 3, 4)
@@ -56,9 +57,10 @@ def test_order_padding_and_a_constant_added_to_rewards_change_nothing(name: str,
     assert_close(other.advantage_PK, arranged(plain.advantage_PK))
     raised = groups_of(logits, chosen_PK, reward_PK + 7.0, old_NL=OLD_NL)
     values_PKT = VALUE_NL[chosen_PK] + 7.0
-    shifted = objective(
-        replace(raised, step_value_PKT=values_PKT, step_next_PKT=after(values_PKT, reward_PK + 7.0)), beta=BETA
-    )
+    learned_PKT = raised.needed("value_PKT") + (7.0 if name == "subtrajectory-balance" else 0.0)
+    after_PKT = after(values_PKT, reward_PK + 7.0)
+    raised = replace(raised, step_value_PKT=values_PKT, step_next_PKT=after_PKT, value_PKT=learned_PKT)
+    shifted = objective(raised, beta=BETA)
     padded = objective(padding(groups_of(logits, chosen_PK, reward_PK, old_NL=OLD_NL)), beta=BETA)
     expected = gradient(plain, logits)
     for loss in (other, shifted, padded):
@@ -172,6 +174,8 @@ def test_settings_choose_how_trajectory_balance_is_computed(chosen: dict[str, An
         ("kimi", {"anchor": "behaviour"}),
         ("oapl", {"anchor": "reference"}),
         ("oapl", {"value_beta": 2.0}),
+        ("subtrajectory-balance", {"parts": "to-end"}),
+        ("subtrajectory-balance", {"part_decay": 0.5}),
         ("ppo", {"discount": 0.5}),
         ("ppo", {"gae_decay": 0.5}),
         ("ppo", {"value_share": 0.3}),
