@@ -193,8 +193,8 @@ def redteam_laptop() -> Config:
 
 
 def reasoning_gym() -> Config:
-    """Sums of two numbers up to 100, for SmolLM2 with 135 million parameters. Each step learns from 32 problems, drawn
-    from the whole run, that some responses solve and others do not. Only the better responses count: with the
+    """Sums of two numbers from 10 to 99, for SmolLM2 with 135 million parameters. Each step learns from 32 problems,
+    drawn from the whole run, that some responses solve and others do not. Only the better responses count: with the
     others, the policy swings between forgetting to carry and carrying too often. Prompts and responses are kept short,
     because a CPU's time goes to reading them."""
     sums: dict[str, JsonValue] = {
@@ -205,8 +205,8 @@ def reasoning_gym() -> Config:
         task=TaskConfig(
             name="reasoning-gym",
             options={
-                "datasets": [{"name": "basic_arithmetic", "settings": sums}], "train_size": 4000, "test_size": 400,
-                "instruction": "", "system": "Be brief.",
+                "datasets": [{"name": "basic_arithmetic", "settings": sums, "pattern": r"\b\d\d \+ \d\d\b"}],
+                "train_size": 4000, "test_size": 400, "instruction": "", "system": "Be brief.",
             },
         ),
         model=ModelConfig(path=SMOLLM2, publish_dtype="bfloat16", threads="shared"),

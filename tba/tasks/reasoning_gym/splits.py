@@ -5,6 +5,7 @@ digit, for example, there are only 200. So problems that are already chosen are 
 there are enough.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from tba.settings import Count, Positive, settings
 
 MOST_AT_ONCE = 500
 PATIENCE = 500
-"""Number of problems in a row, all of them known or too long, after which a data set counts as exhausted."""
+"""Number of problems in a row, all of them known or unfit, after which a data set counts as exhausted."""
 
 Entry = Mapping[str, Any]
 """A problem as the library makes it: `question`, `answer` and `metadata`."""
@@ -33,6 +34,19 @@ class DataSet:
     """Share of the problems that come from this data set, relative to the weights of the others."""
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the data set, under the library's own names. Those that are left out have the library's defaults."""
+    pattern: str = ""
+    """Regular expression. Only problems are used in whose question it is found. Empty uses all."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_a_regular_expression(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(
+                f"task.options.datasets: pattern must be a regular expression, got {value!r}: {error}"
+            ) from None
+        return value
 
 
 @settings
@@ -121,6 +135,7 @@ class _Drawer:
     index: int
     drawn: int = field(default=0, init=False)
     too_long: int = field(default=0, init=False)
+    unlike: int = field(default=0, init=False)  # questions in which the pattern of the data set was not found
 
     def draw_new(self, count: int) -> list[Entry]:
         """Return this number of new problems, and add their questions to the known ones."""
@@ -144,15 +159,19 @@ class _Drawer:
         self.drawn += 1
         if question in self.known:
             return False
+        if not re.search(self.options.datasets[self.index].pattern, question):
+            self.unlike += 1
+            return False
         fits = self.fits(question)
         self.too_long += not fits
         return fits
 
     def _too_few(self, dataset: DataSet, count: int, new: int) -> ConfigError:
         length = f"; {self.too_long} were longer than search.max_prompt_tokens allows" if self.too_long else ""
+        unlike = f"; in {self.unlike} the pattern {dataset.pattern!r} was not found" if self.unlike else ""
         beside = ", beside those for evaluations" if self.split == "train" else ""
         return ConfigError(
             f"task.options.{self.split}_size: {count} problems of the data set {dataset.name!r} are needed"
-            f"{beside}, but {self.drawn} draws brought only {new} different ones{length}. Lower "
-            f"task.options.train_size or task.options.test_size, or change the settings of the data set"
+            f"{beside}, but {self.drawn} draws brought only {new} different ones{length}{unlike}. "
+            f"Lower task.options.train_size or task.options.test_size, or change the settings of the data set"
         )
