@@ -247,6 +247,28 @@ def draw_numbers(dataset: DataSet, seed: int, size: int) -> list[Entry]:
     return [{"question": f"{dataset.name}:{(seed + i) % int(dataset.name)}"} for i in range(size)]
 
 
+def test_a_pattern_chooses_among_the_questions_of_its_data_set_alone():
+    even = DataSet(name="300", pattern="[02468]$")
+    splits = choose(Options(datasets=(even, DataSet(name="90")), train_size=60, test_size=20), draw_numbers, bool)
+    questions = [(dataset.name, entry["question"]) for split in splits.values() for dataset, entry in split]
+    assert len(questions) == 80
+    assert {int(question[-1]) % 2 for name, question in questions if name == "300"} == {0}
+    assert {int(question[-1]) % 2 for name, question in questions if name == "90"} == {0, 1}
+
+
+def test_a_pattern_that_hardly_any_question_has_is_refused_with_the_number_of_those_without_it():
+    options = Options(datasets=(DataSet(name="300", pattern="^300:77$"),), train_size=5, test_size=5)
+    with pytest.raises(
+        ConfigError, match=r"test_size: 5 .* only 1 different ones; in \d+ the pattern '\^300:77\$' was"
+    ):
+        choose(options, draw_numbers, bool)
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused():
+    with pytest.raises(ConfigError, match=r"task\.options\.datasets: pattern must be a regular expression, got '\('"):
+        parse_options(Options, TaskConfig(options={"datasets": {"gcd": {"pattern": "("}}}))
+
+
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.01, 10)), min_size=1, max_size=4), st.integers(1, 99))
 def test_splits_are_apart_for_any_mixture_or_it_is_refused(kinds: list[tuple[int, float]], size: int):
     datasets = [DataSet(name=str(number), weight=weight) for number, weight in kinds]
