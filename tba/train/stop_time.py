@@ -50,8 +50,9 @@ class StoreTimes:
 
 def steps_to_stop(config: Config, step: int, *, is_stopping: bool) -> int:
     """Return how many more steps a trainer takes after step `step` if it is asked to stop: the steps up to the next
-    sync. A request that comes during a step is noticed only after that step."""
-    heard = min(step + (1 if is_stopping else 2), config.training.steps)
+    sync. A request that comes during a step is noticed only after that step, and a trainer that may have to wait for
+    searchers ends at a sync that it has just closed."""
+    heard = min(step + (1 if is_stopping or config.awaits_searchers else 2), config.training.steps)
     return max(0, config.step_of_sync(config.sync_of_step(heard)) - step)
 
 

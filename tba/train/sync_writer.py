@@ -139,6 +139,15 @@ class SyncWriter:
             self.publishing.submit(partial(self._after, before, partial(self._publish, copy)))
         self.previous = stored
 
+    def keep(self, learner: Learner, *, sync: int, step: int, admitted: Future[dict[str, Any]]) -> None:
+        """Store a checkpoint of the sync that was written last, unless it has one. `admitted` is that of `write`."""
+        if sync % self.config.sync.checkpoint_every == 0:
+            return
+        self.keeping.make_room()
+        state = learner.state(step=step, sync=sync)
+        copy = Copy(sync=sync, step=step, snapshot=learner.snapshot(), state=state, publish=False)
+        self.keeping.submit(partial(self._after, self.previous, partial(self._keep, copy, state, admitted)))
+
     def finish(self) -> None:
         """Wait until everything is stored, and prune the versions once more."""
         for line in self._lines():

@@ -82,14 +82,17 @@ class Trainer:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def take_steps(self) -> None:
-        """Take the remaining gradient steps. On a request to stop, end after the next sync and raise Stopped. The next
-        batch is prepared during a step, once the sync record that the batch needs is stored."""
+        """Take the remaining gradient steps. On a request to stop, end after a sync and raise Stopped. The next batch
+        is prepared during a step, once the sync record that the batch needs is stored."""
         config, records = self.config, list[StepRecord]()
         admitted = self.ahead.admit(config.sync_before(self.first_step))
         upcoming = self.ahead.prepare(self.first_step, admitted)
         for step in range(self.first_step, config.training.steps + 1):
             self.hear()
             self.syncs.check()
+            if self.stopping and self.can_end_before(step):
+                self.syncs.keep(self.learner, sync=config.sync_before(step), step=step - 1, admitted=admitted)
+                break
             began, seconds = time.monotonic(), dict[str, float]()
             with timed(seconds, "wait"):
                 while not wait([upcoming], 0.5).done:
@@ -137,9 +140,15 @@ class Trainer:
 
     # --- requests to stop, and reports ----------------------------------------------------------------------------
 
+    def can_end_before(self, step: int) -> bool:
+        """True if this life has just closed a sync whose version is published, and the next sync record may wait for
+        searchers, which may have stopped already."""
+        closed = self.config.sync_before(step)
+        return self.config.awaits_searchers and self.first_step < step == self.config.step_of_sync(closed) + 1
+
     def hear(self) -> None:
-        """Remember a request to stop. The trainer stops at the next sync, which gets a checkpoint, so that no step has
-        to be repeated."""
+        """Remember a request to stop. The trainer stops at a sync, which gets a checkpoint, so that no step has to be
+        repeated."""
         try:
             self.lease.check()
         except Stopped as stopped:

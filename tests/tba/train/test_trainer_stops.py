@@ -9,6 +9,8 @@ from tba.errors import RunFailed, Stopped, StorageError, Superseded
 from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
 from tests.support.tba.trainers import LeaseAt, make, settings
 
+IN_STEP = {"sync__keep_versions": 3, "search__prompts_per_round": 6}  # what `sync.lag` needs
+
 # --- Trouble ---
 
 
@@ -72,6 +74,34 @@ def test_a_trainer_that_is_asked_to_stop_ends_at_the_next_sync_with_version_and_
         trainer.run()
     assert len(store.records) == 8
     assert {"ledger 4", "version 4", "checkpoint 4"} <= set(store.journal)
+
+
+@pytest.mark.parametrize(("told", "steps", "sync"), [(4, 4, 2), (5, 6, 3), (6, 6, 3), (7, 8, 4)])
+def test_a_trainer_that_goes_in_step_with_searchers_ends_at_a_sync_that_it_has_closed(tmp_path, told, steps, sync):
+    """The searchers stop as well, so the round that the next sync record needs may never come."""
+    trainer, store = make(tmp_path, settings(sync__lag=1, **IN_STEP), lease=LeaseAt(Stopped("enough"), told))
+    trainer.ahead.buffer.missing = {sync + 1}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(Stopped, match="enough"):
+        trainer.run()
+    assert len(store.records) == steps
+    assert {f"ledger {sync}", f"version {sync}", f"checkpoint {sync}"} <= set(store.journal)
+    state = store.states[sync]
+    assert (state.step, state.sync) == (steps, sync)
+    assert store.journal.count(f"checkpoint {sync}") == 1
+
+
+def test_a_trainer_that_is_asked_to_stop_before_its_first_step_stores_nothing_new(tmp_path):
+    config = settings(sync__lag=1, **IN_STEP)
+    trainer, store = make(tmp_path, config, lease=LeaseAt(Stopped("enough"), 0))
+    trainer.ahead.buffer.missing = {1}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(Stopped):
+        trainer.run()
+    assert not any(entry.startswith(("ledger", "checkpoint")) for entry in store.journal)
+
+
+def test_a_trainer_in_step_with_searchers_tells_only_the_steps_up_to_a_sync_that_it_may_end_at():
+    config = settings(training__steps=10, sync__lag=1, **IN_STEP)
+    assert [steps_to_stop(config, step, is_stopping=False) for step in (0, 1, 2, 3, 9, 10)] == [2, 1, 2, 1, 1, 0]
 
 
 @pytest.mark.parametrize(("step", "stopping", "left"), [
