@@ -126,6 +126,7 @@ bench: install
 science: install $(TRL)/.installed $(LAPTOP)/.installed $(VLLM)/.installed
 	$(BIN)/python -m benchmarks.science.convergence
 	$(BIN)/python -m benchmarks.science.staleness
+	$(BIN)/python -m benchmarks.science.ceilings
 	$(BIN)/python -m benchmarks.science.ablations
 	$(BIN)/python -m benchmarks.science.searchers
 	$(BIN)/python -m benchmarks.science.speed --trl $(CURDIR)/$(TRL)

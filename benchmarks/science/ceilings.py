@@ -1,12 +1,12 @@
-"""Compute the accuracy that trajectory balance can reach at most: that of its exact target, on the held-out problems of
-the quickstart.
+"""Compute the sampled accuracy of the exact target of trajectory balance, on the held-out problems of the quickstart.
 
     python -m benchmarks.science.ceilings [--seeds 0 …] [--betas 0.05 …] [--out FILE.csv]
     python -m benchmarks.science.ceilings --show        only show the table of stored results
 
 The target is the posterior π_ref exp(r/β) / Z. If the base policy π_ref gives the right answer to a problem with
-probability p, the posterior gives it with probability p exp(1/β) / (1 - p + p exp(1/β)). The ceiling is the mean of
-this over 500 problems. It has no sampling error, because p is the product of the probabilities of the answer's tokens.
+probability p, the posterior gives it with probability p exp(1/β) / (1 - p + p exp(1/β)). The mean of this over 500
+problems is the accuracy at which a run that has converged stays: the ceiling of its beta. It has no sampling error,
+because p is the product of the probabilities of the answer's tokens.
 """
 
 import argparse

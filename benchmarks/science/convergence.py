@@ -9,10 +9,10 @@ The data has every sequence once (uniform data), or every sequence as often as t
 reference; its probabilities are halves and quarters, so 64 sequences have exactly the right proportions). All sequences
 form one group. Online DPO would use only one pair of a group, so for it every two sequences form a group. Each seed has
 another reference. The results are the total variation distance to the target (the reference tilted by
-exp(reward / beta)) and the mean reward under the policy. The values of PPO and of
-sub-trajectory balance are a table with one value per prefix, and a
-learned log Z is one number; both start at 0 and take a step with each step of the policy. The values of VinePPO are
-exact: the mean reward of each prefix when the policy that generated the data continues it.
+exp(reward / beta)) and the mean reward under the policy. The values of PPO and of sub-trajectory balance are a table
+with one value per prefix, and a learned log Z is one number; both start at 0 and take a step with each step of the
+policy. The values of VinePPO are exact: the mean reward of each prefix when the policy that generated the data
+continues it.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Decide how long to wait for a role that was asked to stop, and when to send it which signal.
 
 A role says in its lease how many seconds it needs to stop. For the trainer (`seconds_to_stop`) this is the time of the
-steps until the next sync plus the time to store that sync. For any other role (`hears_every`) it is the longest recent
-time between two checks of the wanted state. Both are measured, so a slow machine gets more time for a stop in order.
+steps until the next sync, if it takes any, plus the time to store that sync. For any other role (`hears_every`) it is
+the longest recent time between two checks of the wanted state. Both are measured, so a slow machine gets more time for
+a stop in order.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Models that are trained together with the policy only to help train it: the value model of PPO, and a learned log Z.
+"""Models that are trained together with the policy only to help train it: a value model, and a learned log Z.
 
 These models live in the trainer and in its checkpoints, and are never published. The weights of their heads begin at 0.
 The backbone of the value model begins as a copy of the policy from which training starts.

@@ -1,7 +1,7 @@
 """Estimate how long a trainer needs to stop, from its own measurements.
 
-A trainer that is asked to stop takes the steps until the next sync, and then stores the ledger, the version and the
-checkpoint of that sync.
+A trainer that is asked to stop takes at most the steps until the next sync, and then stores the ledger, the version and
+the checkpoint of that sync.
 """
 
 import time
@@ -49,9 +49,9 @@ class StoreTimes:
 
 
 def steps_to_stop(config: Config, step: int, *, is_stopping: bool) -> int:
-    """Return how many more steps a trainer takes after step `step` if it is asked to stop: the steps up to the next
-    sync. A request that comes during a step is noticed only after that step, and a trainer that may have to wait for
-    searchers ends at a sync that it has just closed."""
+    """Return how many more steps a trainer takes after step `step` at most if it is asked to stop: the steps up to the
+    next sync. A request that comes during a step is noticed only after that step. A trainer that may have to wait for
+    searchers ends at a sync that it has just closed, without a further step."""
     heard = min(step + (1 if is_stopping or config.awaits_searchers else 2), config.training.steps)
     return max(0, config.step_of_sync(config.sync_of_step(heard)) - step)
 

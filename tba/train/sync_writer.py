@@ -140,7 +140,8 @@ class SyncWriter:
         self.previous = stored
 
     def keep(self, learner: Learner, *, sync: int, step: int, admitted: Future[dict[str, Any]]) -> None:
-        """Store a checkpoint of the sync that was written last, unless it has one. `admitted` is that of `write`."""
+        """Store a checkpoint of the sync that was written last, unless it has one. `admitted` is the future that was
+        passed to `write` for this sync."""
         if sync % self.config.sync.checkpoint_every == 0:
             return
         self.keeping.make_room()

@@ -91,6 +91,7 @@ class Trainer:
             self.hear()
             self.syncs.check()
             if self.stopping and self.can_end_before(step):
+                self.tell_of_last_sync(step - 1)
                 self.syncs.keep(self.learner, sync=config.sync_before(step), step=step - 1, admitted=admitted)
                 break
             began, seconds = time.monotonic(), dict[str, float]()
@@ -141,7 +142,7 @@ class Trainer:
     # --- requests to stop, and reports ----------------------------------------------------------------------------
 
     def can_end_before(self, step: int) -> bool:
-        """True if this life has just closed a sync whose version is published, and the next sync record may wait for
+        """True if this life has just closed a sync, every version is published, and the next sync record may wait for
         searchers, which may have stopped already."""
         closed = self.config.sync_before(step)
         return self.config.awaits_searchers and self.first_step < step == self.config.step_of_sync(closed) + 1

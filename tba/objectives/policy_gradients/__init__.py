@@ -1,1 +1,2 @@
-"""Objectives whose gradient is that of advantage times log-probability: the policy gradients, and what they share."""
+"""The policy gradients: objectives whose gradient is advantage times the gradient of log-probability, and the code that
+they share."""

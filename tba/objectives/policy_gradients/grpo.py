@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradients.policy_gradient import GroupPolicyGradient, centred, policy_gradient, rewards
+from tba.objectives.policy_gradients.policy_loss import GroupPolicyGradient, centred, policy_gradient, rewards
 from tba.settings import settings
 from tba.types import CorrectionKind, Level, Normaliser, Penalty
 

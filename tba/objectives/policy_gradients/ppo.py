@@ -28,7 +28,7 @@ from pydantic import Field
 
 from tba.objectives.groups import Estimates, Groups, Loss
 from tba.objectives.objective import Auxiliary
-from tba.objectives.policy_gradients.policy_gradient import PolicyGradient, policy_gradient
+from tba.objectives.policy_gradients.policy_loss import PolicyGradient, policy_gradient
 from tba.runtime.lazy_torch import torch
 from tba.settings import Share, settings
 from tba.types import CorrectionKind, Normaliser, Penalty

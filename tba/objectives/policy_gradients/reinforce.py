@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradients.policy_gradient import PolicyGradient, policy_gradient, rewards
+from tba.objectives.policy_gradients.policy_loss import PolicyGradient, policy_gradient, rewards
 from tba.settings import settings
 from tba.types import Level, Penalty
 

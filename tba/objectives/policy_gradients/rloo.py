@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradients.policy_gradient import (
+from tba.objectives.policy_gradients.policy_loss import (
     GroupPolicyGradient,
     PolicyGradient,
     centred,

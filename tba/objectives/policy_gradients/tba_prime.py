@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from tba.objectives.groups import Groups, Loss, has_equal_rewards
-from tba.objectives.policy_gradients.policy_gradient import PolicyGradient, centred, policy_gradient
+from tba.objectives.policy_gradients.policy_loss import PolicyGradient, centred, policy_gradient
 from tba.settings import settings
 from tba.types import CorrectionKind, Level, Normaliser
 

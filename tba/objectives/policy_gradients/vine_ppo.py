@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tba.objectives.groups import Estimates, Groups, Loss
-from tba.objectives.policy_gradients.policy_gradient import PolicyGradient, policy_gradient
+from tba.objectives.policy_gradients.policy_loss import PolicyGradient, policy_gradient
 from tba.objectives.policy_gradients.ppo import explained, whiten
 from tba.settings import settings
 from tba.types import CorrectionKind, Normaliser

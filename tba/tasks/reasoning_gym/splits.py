@@ -18,7 +18,9 @@ from tba.settings import Count, Positive, settings
 
 MOST_AT_ONCE = 500
 PATIENCE = 500
-"""Number of problems in a row, all of them known or unfit, after which a data set counts as exhausted."""
+"""Number of problems in a row, all of them known or too long, after which a data set counts as exhausted."""
+PATIENCE_WITH_PATTERN = 20_000
+"""The same for a data set with a pattern, where problems that do not match it count too."""
 
 Entry = Mapping[str, Any]
 """A problem as the library makes it: `question`, `answer` and `metadata`."""
@@ -35,14 +37,14 @@ class DataSet:
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the data set, under the library's own names. Those that are left out have the library's defaults."""
     pattern: str = ""
-    """Regular expression. Only problems are used in whose question it is found. Empty uses all."""
+    """Regular expression. Only problems whose question contains a match are used. Empty uses all problems."""
 
     @field_validator("pattern")
     @classmethod
     def _is_a_regular_expression(cls, value: str) -> str:
         try:
             re.compile(value)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"task.options.datasets: pattern must be a regular expression, got {value!r}: {error}"
             ) from None
@@ -54,8 +56,8 @@ class Options:
     """Which problems are asked, and how."""
 
     datasets: tuple[DataSet, ...]
-    """The data sets: a name, an object with `name`, `weight` and `settings`, a list of these, or an object that maps
-    each name to an object with `weight` and `settings`."""
+    """The data sets: a name, an object with `name`, `weight`, `settings` and `pattern`, a list of these, or an object
+    that maps each name to an object with the others."""
     train_size: Positive = 1000
     """Number of problems to train on. More problems are repeated less often."""
     test_size: Positive = 200
@@ -135,13 +137,13 @@ class _Drawer:
     index: int
     drawn: int = field(default=0, init=False)
     too_long: int = field(default=0, init=False)
-    unlike: int = field(default=0, init=False)  # questions in which the pattern of the data set was not found
+    without_pattern: int = field(default=0, init=False)
 
     def draw_new(self, count: int) -> list[Entry]:
         """Return this number of new problems, and add their questions to the known ones."""
         dataset, new, in_vain, batch = self.options.datasets[self.index], list[Entry](), 0, 0
         while len(new) < count:
-            if in_vain >= PATIENCE:
+            if in_vain >= (PATIENCE_WITH_PATTERN if dataset.pattern else PATIENCE):
                 raise self._too_few(dataset, count, len(new))
             size = min(max(count - len(new), min(count, 50)), MOST_AT_ONCE)
             # 31 bits, because NumPy takes no larger seed
@@ -160,7 +162,7 @@ class _Drawer:
         if question in self.known:
             return False
         if not re.search(self.options.datasets[self.index].pattern, question):
-            self.unlike += 1
+            self.without_pattern += 1
             return False
         fits = self.fits(question)
         self.too_long += not fits
@@ -168,10 +170,11 @@ class _Drawer:
 
     def _too_few(self, dataset: DataSet, count: int, new: int) -> ConfigError:
         length = f"; {self.too_long} were longer than search.max_prompt_tokens allows" if self.too_long else ""
-        unlike = f"; in {self.unlike} the pattern {dataset.pattern!r} was not found" if self.unlike else ""
+        without = f"; {self.without_pattern} do not match {dataset.pattern!r}" if self.without_pattern else ""
         beside = ", beside those for evaluations" if self.split == "train" else ""
         return ConfigError(
             f"task.options.{self.split}_size: {count} problems of the data set {dataset.name!r} are needed"
-            f"{beside}, but {self.drawn} draws brought only {new} different ones{length}{unlike}. "
-            f"Lower task.options.train_size or task.options.test_size, or change the settings of the data set"
+            f"{beside}, but {self.drawn} draws brought only {new} different ones{length}{without}. "
+            f"Lower task.options.train_size or task.options.test_size, or change the settings or the pattern of the "
+            f"data set"
         )

@@ -125,6 +125,7 @@ class Store:
     dtypes: dict[str, set[torch.dtype]] = field(default_factory=dict)  # dtypes of checkpoints' weights, by entry
     digests: dict[int, str] = field(default_factory=dict)
     weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by number of the version
+    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # weights of checkpoints, by sync
     changed: dict[int, float | None] = field(default_factory=dict)
     states: dict[int, TrainingState] = field(default_factory=dict)
     bases: dict[int, int | None] = field(default_factory=dict)
@@ -165,7 +166,8 @@ class Store:
         return base is None or version.number in self.whole
 
     def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None:
-        self.dtypes[f"checkpoint {sync}"] = {t.dtype for t in load_file(folder / "model.safetensors").values()}
+        self.kept[sync] = load_file(folder / "model.safetensors")
+        self.dtypes[f"checkpoint {sync}"] = {t.dtype for t in self.kept[sync].values()}
         self.states[sync] = TrainingState.load(folder)
         self.take("checkpoint", sync)
 

@@ -1,6 +1,7 @@
 """Sub-trajectory balance and path consistency: their residuals, one by one, and where they lead."""
 # Shapes: P prompts, K responses per prompt, T tokens, N sequences of the toy of L tokens, R its prefixes.
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -69,24 +70,54 @@ def test_tokens_that_do_not_count_get_no_gradient():
         assert (tensor.grad[~HOLES_PKT] == 0).all()
 
 
-def test_large_log_ratios_leave_small_residuals_exact():
-    """In float32, a sum of a thousand log-ratios would hide a residual of 0.01."""
-    tokens = 1000
-    ratio_T = torch.full((tokens,), 5.0, dtype=torch.float64)
-    log_z = 3.0
-    value_T = BETA * (log_z + ratio_T.cumsum(0) - ratio_T)  # every residual is 0 if the reward is as below
-    reward = BETA * (log_z + float(ratio_T.sum())) + BETA * 0.01
+def test_large_values_and_log_ratios_leave_small_residuals_exact():
+    """The trainer's tensors have float32. Beside values of 4096 / beta, their differences would be lost in it."""
+    tokens, far = 2000, 4096.0
+    ratio_T = torch.full((tokens,), -2.0)
+    value_T = far - BETA * 2.0 * torch.arange(tokens)  # between these, every residual is 0
+    reward = far - BETA * 2.0 * tokens + BETA * 0.25
     groups = Groups(
         logp_PKT=ratio_T.expand(1, 2, tokens),
         mask_PKT=torch.ones(1, 2, tokens, dtype=torch.bool),
-        reward_PK=torch.full((1, 2), reward, dtype=torch.float64),
-        ref_logp_PKT=torch.zeros(1, 2, tokens, dtype=torch.float64),
+        reward_PK=torch.full((1, 2), reward),
+        ref_logp_PKT=torch.zeros(1, 2, tokens),
         value_PKT=value_T.expand(1, 2, tokens),
     )
-    loss = SubTrajectoryBalance(parts="to-end").loss(groups, beta=BETA)
-    assert float(loss.value) == pytest.approx(1e-4, rel=1e-6)
+    to_end = SubTrajectoryBalance(parts="to-end").loss(groups, beta=BETA)
+    assert float(to_end.value) == pytest.approx(0.25**2, rel=1e-5)
     of_all = SubTrajectoryBalance(part_decay=1.0).loss(groups, beta=BETA)
-    assert float(of_all.value) == pytest.approx(1e-4 * tokens / (tokens * (tokens + 1) / 2), rel=1e-3)
+    assert float(of_all.value) == pytest.approx(0.25**2 * tokens / (tokens * (tokens + 1) / 2), rel=1e-3)
+
+
+def test_a_response_without_tokens_that_count_adds_nothing():
+    mask_PKT = HOLES_PKT.clone()
+    mask_PKT[0, 1] = False
+    groups = replace(with_holes(), mask_PKT=mask_PKT, logp_PKT=LOGP_PKT * mask_PKT, ref_logp_PKT=REF_PKT * mask_PKT)
+    for parts in ("all", "to-end"):
+        loss, whole = (SubTrajectoryBalance(parts=parts).loss(it, beta=BETA) for it in (groups, with_holes()))
+        assert loss.residual_PK is not None and loss.log_z_P is not None and whole.log_z_P is not None
+        assert loss.residual_PK[0, 1] == 0
+        assert_close(loss.log_z_P[0], VALUE_PKT[0, 0, 0] / BETA)
+        assert_close(loss.log_z_P[1], whole.log_z_P[1])
+
+
+def test_a_loss_is_the_mean_of_the_losses_of_its_parts():
+    """The trainer takes a batch in micro-batches, each padded to the width that it needs."""
+    whole = with_holes()
+    narrow = slice(0, 4)  # the tokens that count of the second prompt
+    parts = [
+        Groups(
+            logp_PKT=LOGP_PKT[p : p + 1, :, width],
+            mask_PKT=HOLES_PKT[p : p + 1, :, width],
+            reward_PK=REWARD_PK[p : p + 1],
+            ref_logp_PKT=REF_PKT[p : p + 1, :, width],
+            value_PKT=VALUE_PKT[p : p + 1, :, width],
+        )
+        for p, width in ((0, slice(None)), (1, narrow))
+    ]
+    for objective in (SubTrajectoryBalance(), SubTrajectoryBalance(parts="to-end")):
+        mean = sum(objective.loss(part, beta=BETA).value for part in parts) / 2
+        assert_close(objective.loss(whole, beta=BETA).value, torch.as_tensor(mean))
 
 
 # --- where it leads ---------------------------------------------------------------------------------------------------

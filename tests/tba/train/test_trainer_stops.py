@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from tba.errors import RunFailed, Stopped, StorageError, Superseded
 from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
@@ -87,7 +88,20 @@ def test_a_trainer_that_goes_in_step_with_searchers_ends_at_a_sync_that_it_has_c
     assert {f"ledger {sync}", f"version {sync}", f"checkpoint {sync}"} <= set(store.journal)
     state = store.states[sync]
     assert (state.step, state.sync) == (steps, sync)
+    assert state.queues == {"after": 1}, "as after the record of this sync"
+    assert store.kept[sync].keys() == store.weights[sync].keys()
+    assert all(torch.equal(it, store.weights[sync][name]) for name, it in store.kept[sync].items())
     assert store.journal.count(f"checkpoint {sync}") == 1
+
+
+def test_without_the_round_of_the_last_sync_a_trainer_in_step_stores_no_checkpoint_of_it(tmp_path):
+    """Its ledger must not be stored before its record, which waits for the round."""
+    trainer, store = make(tmp_path, settings(sync__lag=1, **IN_STEP), lease=LeaseAt(Stopped("enough"), 4))
+    trainer.ahead.buffer.missing = {2}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(Stopped, match="enough"):
+        trainer.run()
+    assert "ledger 1" in store.journal
+    assert not {"ledger 2", "version 2", "checkpoint 2"} & set(store.journal)
 
 
 def test_a_trainer_that_is_asked_to_stop_before_its_first_step_stores_nothing_new(tmp_path):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from benchmarks.harness import toy
 from tba.objectives.policy_gradients.corrections import Correction
 from tba.objectives.policy_gradients.grpo import GRPO
-from tba.objectives.policy_gradients.policy_gradient import policy_gradient
+from tba.objectives.policy_gradients.policy_loss import policy_gradient
 from tba.objectives.policy_gradients.rloo import RLOO, ProximalRLOO
 from tba.types import CorrectionKind
 from tests.support.tba.objective_examples import (

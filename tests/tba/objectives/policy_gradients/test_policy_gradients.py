@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.harness import toy
 from tba.objectives import trajectory_balance
 from tba.objectives.policy_gradients.grpo import GRPO, DrGRPO
-from tba.objectives.policy_gradients.policy_gradient import policy_gradient
+from tba.objectives.policy_gradients.policy_loss import policy_gradient
 from tba.objectives.policy_gradients.reinforce import Reinforce
 from tba.objectives.policy_gradients.rloo import RLOO, ProximalRLOO
 from tests.support.tba.objective_examples import (

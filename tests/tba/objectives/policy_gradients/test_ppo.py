@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.harness import toy
 from tba.objectives import Groups
-from tba.objectives.policy_gradients.policy_gradient import policy_gradient
+from tba.objectives.policy_gradients.policy_loss import policy_gradient
 from tba.objectives.policy_gradients.ppo import PPO, gae, token_rewards, value_loss, whiten
 from tba.objectives.policy_gradients.rloo import ProximalRLOO
 from tests.support.tba.objective_examples import BETA, REF_NL, assert_close, given_tokens, gradient, parameters
