@@ -29,7 +29,7 @@ def _concrete(kind: type[Objective]) -> Iterator[type[Objective]]:
         yield from _concrete(subclass)
 
 
-OBJECTIVES = {kind.name: kind for kind in _concrete(Objective)}
+OBJECTIVES = {kind.name: kind for kind in sorted(_concrete(Objective), key=lambda kind: kind.name)}
 
 if TYPE_CHECKING:
     AnyObjective = Objective
