@@ -71,3 +71,9 @@ def exact_values(logp_NL: Tensor, reward_N: Tensor) -> Tensor:
         for it in (probability_N * reward_N, probability_N)
     )
     return total_R / mass_R
+
+
+def soft_values(ref_NL: Tensor, reward_N: Tensor, beta: float) -> Tensor:
+    """[R] beta log of the mean of exp(r / beta) over the reference's continuations of each prefix: its value at the
+    target."""
+    return beta * exact_values(ref_NL, (reward_N / beta).exp()).log()

@@ -16,7 +16,8 @@ With g_i = V_i / beta - sum over the tokens before i of log pi - log pi_ref, a r
 sum over all pairs is a quadratic form in g, and no tensor has an entry for every pair of every response. g can be much
 larger than its differences, so it is computed in float64.
 """
-# Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding, S = T + 1 states.
+# Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding, S states of the longest
+# response: one before each token that counts, and its end.
 
 from __future__ import annotations
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 Parts = Literal["all", "to-end"]
 AT_ONCE = 1024
+"""Number of states whose weights to all others are held at once. All weights of a response of 32,000 tokens would take
+8 GB."""
 
 
 @settings
@@ -66,9 +69,9 @@ class SubTrajectoryBalance(Objective):
         g_PKS, is_state_PKS = states(groups, beta=beta)
         mean = mean_square_to_end if self.parts == "to-end" else mean_square
         square_PK = mean(g_PKS, is_state_PKS, self.part_decay)
-        first_PK = g_PKS[:, :, 0].detach().to(groups.logp_PKT.dtype)
-        end_PK = ends(g_PKS, is_state_PKS).squeeze(2).detach().to(groups.logp_PKT.dtype)
-        residual_PK, log_z_P = first_PK - end_PK, mean_of_begun(first_PK, groups.tokens_PK > 0)
+        precise, dtype = g_PKS.detach(), groups.logp_PKT.dtype
+        residual_PK = (precise[:, :, 0] - ends(precise, is_state_PKS).squeeze(2)).to(dtype)
+        log_z_P = mean_of_begun(precise[:, :, 0], groups.tokens_PK > 0).to(dtype)
         metrics = {
             "log_z": log_z_P.mean(),
             "residual_abs": residual_PK.abs().mean(),
@@ -76,8 +79,7 @@ class SubTrajectoryBalance(Objective):
             "equal_rewards": equal_rewards(groups.reward_PK),
             **groups.log_ratio_mean,
         }
-        value = square_PK.mean().to(groups.logp_PKT.dtype)
-        return Loss(value, metrics, -beta * residual_PK, residual_PK, log_z_P)
+        return Loss(square_PK.mean().to(dtype), metrics, -beta * residual_PK, residual_PK, log_z_P)
 
 
 def states(groups: Groups, *, beta: float) -> tuple[Tensor, Tensor]:

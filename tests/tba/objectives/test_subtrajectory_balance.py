@@ -72,10 +72,10 @@ def test_tokens_that_do_not_count_get_no_gradient():
 
 def test_large_values_and_log_ratios_leave_small_residuals_exact():
     """The trainer's tensors have float32. Beside values of 4096 / beta, their differences would be lost in it."""
-    tokens, far = 2000, 4096.0
+    tokens, far, small = 2000, 4096.0, 3 * 2**-11  # float32 has a reward with it, but not g
     ratio_T = torch.full((tokens,), -2.0)
     value_T = far - BETA * 2.0 * torch.arange(tokens)  # between these, every residual is 0
-    reward = far - BETA * 2.0 * tokens + BETA * 0.25
+    reward = far - BETA * 2.0 * tokens + BETA * small
     groups = Groups(
         logp_PKT=ratio_T.expand(1, 2, tokens),
         mask_PKT=torch.ones(1, 2, tokens, dtype=torch.bool),
@@ -84,9 +84,10 @@ def test_large_values_and_log_ratios_leave_small_residuals_exact():
         value_PKT=value_T.expand(1, 2, tokens),
     )
     to_end = SubTrajectoryBalance(parts="to-end").loss(groups, beta=BETA)
-    assert float(to_end.value) == pytest.approx(0.25**2, rel=1e-5)
+    assert to_end.residual_PK is not None and to_end.residual_PK.flatten().tolist() == pytest.approx([-small] * 2)
+    assert float(to_end.value) == pytest.approx(small**2, rel=1e-5)
     of_all = SubTrajectoryBalance(part_decay=1.0).loss(groups, beta=BETA)
-    assert float(of_all.value) == pytest.approx(0.25**2 * tokens / (tokens * (tokens + 1) / 2), rel=1e-3)
+    assert float(of_all.value) == pytest.approx(small**2 * tokens / (tokens * (tokens + 1) / 2), rel=1e-3)
 
 
 def test_a_response_without_tokens_that_count_adds_nothing():
@@ -124,14 +125,8 @@ def test_a_loss_is_the_mean_of_the_losses_of_its_parts():
 
 
 def at_the_target(reward_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the token log-probabilities of the target and its values: beta log of the mean of exp(r / beta) over the
-    reference's continuations of each prefix."""
-    rows_N, mass_NL = toy.PREFIX_ROWS_NL.flatten(), REF_NL.sum(1).exp()[:, None].expand(-1, toy.L)
-    tilted_R, mass_R = (
-        torch.zeros(toy.R, dtype=torch.float64).index_add(0, rows_N, it.flatten())
-        for it in (mass_NL * (reward_N / BETA).exp()[:, None], mass_NL)
-    )
-    value_NL = BETA * (tilted_R / mass_R).log()[toy.PREFIX_ROWS_NL]
+    """Return the token log-probabilities of the target, and the value before each token."""
+    value_NL = toy.soft_values(REF_NL, reward_N, BETA)[toy.PREFIX_ROWS_NL]
     following_NL = torch.cat([value_NL[:, 1:], reward_N[:, None]], dim=1)
     return REF_NL + (following_NL - value_NL) / BETA, value_NL
 

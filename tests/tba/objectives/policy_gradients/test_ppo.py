@@ -88,12 +88,7 @@ def test_on_policy_advantages_expect_the_gradient_of_reward_less_divergence(deca
 def test_at_the_target_all_advantages_are_0_whoever_sampled(decay: float):
     """The value of a prefix is beta log of the mean of exp(r / beta) over the reference's continuations of it."""
     reward_N = toy.random_rewards(3, toy.N)
-    rows_N, mass_NL = toy.PREFIX_ROWS_NL.flatten(), REF_NL.sum(1).exp()[:, None].expand(-1, toy.L)
-    tilted_R, mass_R = (
-        torch.zeros(toy.R, dtype=torch.float64).index_add(0, rows_N, it.flatten())
-        for it in (mass_NL * (reward_N / BETA).exp()[:, None], mass_NL)
-    )
-    value_NL = BETA * (tilted_R / mass_R).log()[toy.PREFIX_ROWS_NL]
+    value_NL = toy.soft_values(REF_NL, reward_N, BETA)[toy.PREFIX_ROWS_NL]
     following_NL = torch.cat([value_NL[:, 1:], reward_N[:, None]], dim=1)
     logp_NL = REF_NL + (following_NL - value_NL) / BETA
     assert_close(logp_NL.sum(1), toy.target_logps(REF_NL.sum(1), reward_N, BETA))
