@@ -217,12 +217,12 @@ def reasoning_gym() -> Config:
             max_response_tokens=12, initial_fill=128,
         ),
         training=TrainingConfig(
-            steps=150, prompts_per_step=32, responses_per_prompt=4, tokens_per_micro_batch=1024,
+            steps=120, prompts_per_step=32, responses_per_prompt=4, tokens_per_micro_batch=1024,
             optimizer="adamw-fused", adam_beta2=0.95, learning_rate=1e-4, schedule="linear", warmup_steps=10,
             clip_norm=1.0,
         ),
         sync=SyncConfig(every=1, lag=1, checkpoint_every=10),
-        evaluation=EvaluationConfig(every=150, prompts=400, samples=2, pass_at=(1,)),
+        evaluation=EvaluationConfig(every=120, prompts=400, samples=2, pass_at=(1,)),
         limits=LimitsConfig(data_deadline=1800.0),  # searchers wait for a step, and the trainer for a round
     )  # fmt: skip
 
