@@ -31,7 +31,7 @@ formulas."""
 Level = Literal["token", "response", "mean"]
 """The level at which importance ratios are taken: per token, per response, or the geometric mean over a response's
 tokens."""
-Normaliser = Literal["sum", "response", "row", "tokens", "constant"]
+Normaliser = Literal["sum", "response", "row", "group", "tokens", "constant"]
 """Number by which the sum over the tokens of a response is divided. `sum`: 1. `response`: the number of tokens of the
 response. `row`: the number of tokens of prompt and response. `tokens`: the mean number of tokens per response in the
 batch. `constant`: the maximum length of a response."""

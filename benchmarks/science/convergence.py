@@ -196,6 +196,7 @@ def everything(logits: Tensor, ref_NL: Tensor, data: Data, chosen_PK: Tensor) ->
         step_next_PKT=next_NL[chosen_PK],
         length_PK=torch.full(chosen_PK.shape, toy.L),
         batch_reward=float(reward_PK.mean()),
+        batch_spread=float((reward_PK - reward_PK.mean(1, True)).square().mean().sqrt()),
         batch_tokens=float(toy.L),
         max_tokens=toy.L,
     )

@@ -81,6 +81,10 @@ class TrainingConfig:
     """Weight decay of AdamW: each step shrinks the weights by this number times the learning rate."""
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Maximum norm of the gradient. A larger gradient is scaled down to this norm. 0 does not clip, as in the paper."""
+    rate_by_effective_share: bool = False
+    """Whether the learning rate of a step is multiplied by the root of the batch's effective share: the effective
+    number of its responses, by their importance ratios, divided by their number. Steps from data that the policy has
+    moved away from are then shorter, as in VCPO (arXiv:2602.17616)."""
 
     @model_validator(mode="after")
     def _micro_batches_are_of_groups_or_of_tokens(self) -> Self:

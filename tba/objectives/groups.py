@@ -33,6 +33,7 @@ class Groups:
     behaviour_logp_PKT: Tensor | None = None  # of tokens under the policy that sampled them, if needed
     length_PK: Tensor | None = None  # tokens of prompt and response
     batch_reward: float | None = None  # mean reward of the whole batch
+    batch_spread: float | None = None  # standard deviation, over the whole batch, of rewards less their group's mean
     batch_tokens: float | None = None  # mean number of tokens that count per response, over the whole batch
     max_tokens: int | None = None  # maximum length of a response
     reference_power: float = 1.0  # exponent of pi_ref in the target of trajectory balance
@@ -144,6 +145,14 @@ class Loss(NamedTuple):
     advantage_PK: Tensor  # detached; how strongly each response's log-probability is raised, before any ratio
     residual_PK: Tensor | None = None  # detached; None if the objective has no residual
     log_z_P: Tensor | None = None  # detached; one per group, even if each response has a log Z of its own
+
+
+def ratio_moments(groups: Groups) -> dict[str, Tensor]:
+    """Return the mean of pi / mu of whole responses, and the mean of its square. The first squared, divided by the
+    second, is the effective share: 1 if all ratios are equal, and nearly 0 if few responses have all the weight."""
+    log_ratio_PK = groups.logp_PK.detach() - groups.needed("behaviour_logp_PKT").sum(dim=2)
+    ratio_PK = log_ratio_PK.double().clamp(-LARGEST, LARGEST).exp()
+    return {"ratio_first": ratio_PK.mean(), "ratio_second": ratio_PK.square().mean()}
 
 
 def has_equal_rewards(reward_PK: Tensor) -> Tensor:

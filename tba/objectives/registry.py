@@ -12,6 +12,7 @@ from pydantic import Field
 from tba.objectives.objective import Objective
 from tba.objectives.online_dpo import OnlineDPO
 from tba.objectives.policy_gradients.grpo import GRPO, DrGRPO
+from tba.objectives.policy_gradients.m2po import M2PO
 from tba.objectives.policy_gradients.ppo import PPO
 from tba.objectives.policy_gradients.reinforce import Reinforce
 from tba.objectives.policy_gradients.rloo import RLOO, ProximalRLOO

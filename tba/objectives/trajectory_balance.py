@@ -18,8 +18,8 @@ data is old. At mu = pi the residual is 1 - lambda times that of the target. So 
 lambda below 1, if the data gets newer with it. Old data that stays in the buffer holds the policy back.
 
 Residuals can have weights w, which are constants: the loss is the mean of w delta^2, and log Z a mean with the weights
-w. Any positive weights keep the target. `ratio` gives min(pi / mu, cap) to a whole response, so that a response counts
-little once it has become unlikely under the policy.
+w. Any positive weights keep the target. Those of `tba/objectives/weights/` let a response count little once it has
+become unlikely under the policy.
 
 A learned log Z, as in synchronous GFlowNets, is the output of a model that reads the prompt. The loss is the same, and
 its gradient moves log Z towards the mean of r / beta - log(pi / pi_ref) over the drawn responses. Both variants have
@@ -36,8 +36,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tba.objectives.groups import LARGEST, Anchor, Groups, Loss, check_groups, equal_rewards, has_equal_rewards
+from tba.objectives.groups import Anchor, Groups, Loss, check_groups, equal_rewards, has_equal_rewards
 from tba.objectives.objective import Auxiliary, Objective, line
+from tba.objectives.weights import WEIGHTS, ratio
 from tba.runtime.lazy_torch import torch
 from tba.settings import Positive, Tempering, settings
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LogZ = Literal["group", "leave-one-out"]
-Weights = Literal["equal", "ratio"]
+Weights = Literal["equal", "ratio", "mean-ratio", "second-moment"]
 
 
 @settings
@@ -77,10 +78,13 @@ class TrajectoryBalance(Objective):
     `sampling.recent_share=1`; old data that stays in the buffer holds the policy back. 0 leaves that policy out."""
     weights: Weights = "equal"
     """Weight of each response in the loss and in log Z. `equal`: 1. `ratio`: the probability of the response under the
-    policy divided by that under the policy that sampled it, at most `weight_cap`."""
+    policy divided by that under the policy that sampled it, at most `weight_cap`. `mean-ratio`: the same as the
+    geometric mean over its tokens. `second-moment`: 0 for the responses of a group whose log-ratio is furthest from 0,
+    and 1 for the others."""
     weight_cap: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
-    """Largest weight of a response. Lower values treat responses that the policy has made more likely like others. A
-    value other than the default is refused where `weights` is `equal`."""
+    """Largest weight of a response. Lower values treat responses that the policy has made more likely like others. For
+    `second-moment`: the largest mean of the squared log-ratios of the responses that stay in a group. A value other
+    than the default is refused where `weights` is `equal`."""
 
     @property
     def needs_reference(self) -> bool:
@@ -119,7 +123,7 @@ class TrajectoryBalance(Objective):
         return line(1.0, self.reference_temperature_end, min(1.0, (step - 1) / self.reference_temperature_steps))
 
     def loss(self, groups: Groups, *, beta: float) -> Loss:
-        ratio_PK = self._ratio_PK(groups) if self.weights == "ratio" else None
+        weight_PK, metrics = self._weights(groups)
         loss = trajectory_balance(
             groups.logp_PK,
             groups.anchor_logp_PK(self.anchor),
@@ -129,18 +133,23 @@ class TrajectoryBalance(Objective):
             reference_power=groups.reference_power,
             behaviour_logp_PK=groups.anchor_logp_PK("behaviour") if self.behaviour_share else None,
             behaviour_share=self.behaviour_share,
-            weight_PK=None if ratio_PK is None else ratio_PK.clamp(max=self.weight_cap),
+            weight_PK=weight_PK,
         )
-        metrics = {name: value for name, value in loss.metrics.items() if name != "log_ratio_mean"}
+        metrics |= {name: value for name, value in loss.metrics.items() if name != "log_ratio_mean"}
         metrics |= groups.log_ratio_mean  # to the reference, whatever the anchor is
-        if ratio_PK is not None:
-            metrics |= {"ratio_mean": ratio_PK.mean(), "ratio_cut": (ratio_PK > self.weight_cap).to(ratio_PK).mean()}
         return loss._replace(metrics=metrics)
 
-    def _ratio_PK(self, groups: Groups) -> Tensor:
-        """Return pi / mu of whole responses, as constants."""
-        log_ratio_PK = groups.logp_PK.detach() - groups.anchor_logp_PK("behaviour")
-        return log_ratio_PK.clamp(-LARGEST, LARGEST).exp()
+    def _weights(self, groups: Groups) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Return the weights of all responses, or None if they are equal, and metrics: the mean of pi / mu, and the
+        share of weights that the cap changes."""
+        if self.weights == "equal":
+            return None, {}
+        given = (groups.logp_PK.detach() - groups.anchor_logp_PK("behaviour"), groups.tokens_PK)
+        weight_PK, uncut_PK = (WEIGHTS[self.weights](*given, cap) for cap in (self.weight_cap, math.inf))
+        return weight_PK, {
+            "ratio_mean": ratio(*given, math.inf).mean(),
+            "ratio_cut": (weight_PK != uncut_PK).to(weight_PK).mean(),
+        }
 
     @model_validator(mode="after")
     def _schedules_of_temperatures_apply(self) -> Self:

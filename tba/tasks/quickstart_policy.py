@@ -1,7 +1,7 @@
 """Make the base policy of quickstart: a tiny Llama that learns to add from demonstrations, many of them wrong."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import torch
@@ -21,15 +21,35 @@ EXAMINED, EXAMINE_EVERY = 512, 10  # number of training problems in an examinati
 
 
 def make_policy(folder: Path, *, seed: int, report: Callable[[str, float], None]) -> None:
-    """Teach a model until its share of right answers is in the wanted range, then write the model and tokenizer."""
+    """Write the base policy of a seed."""
+    examination = [encode(problem.prompt, problem.answer) for problem in problems("train")[:EXAMINED]]
+    teach(
+        folder,
+        (encode(prompt, response) for prompt, response in demonstrations(seed)),
+        lambda model: probabilities(model, examination).mean().item(),
+        seed=seed,
+        report=report,
+    )
+
+
+def teach(
+    folder: Path,
+    demonstrated: Iterator[Demonstration],
+    examine: Callable[[LlamaForCausalLM], float],
+    *,
+    seed: int,
+    report: Callable[[str, float], None],
+) -> None:
+    """Teach a model until its share of right answers, which `examine` returns, is in the wanted range, then write the
+    model and tokenizer."""
     model = make_model(seed)
-    examination = [_encode(problem.prompt, problem.answer) for problem in problems("train")[:EXAMINED]]
-    training = fine_tune(model, _batches(seed), steps=STEPS, learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS)
+    batches = (list(islice(demonstrated, BATCH)) for _ in count())
+    training = fine_tune(model, batches, steps=STEPS, learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS)
     right = 0.0
     for step, _ in enumerate(training, start=1):
         if step % EXAMINE_EVERY:
             continue
-        right = probabilities(model, examination).mean().item()
+        right = examine(model)
         report(f"making the base policy: {right:.0%} right after {step} steps", max(step / STEPS, right / ENOUGH))
         if ENOUGH <= right <= TOO_MUCH:
             break
@@ -76,13 +96,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _batches(seed: int) -> Iterator[list[Demonstration]]:
-    stream = (_encode(prompt, response) for prompt, response in demonstrations(seed))
-    while True:
-        yield list(islice(stream, BATCH))
-
-
-def _encode(prompt: str, response: str) -> Demonstration:
+def encode(prompt: str, response: str) -> Demonstration:
     return Demonstration(
         tuple(VOCABULARY[character] for character in prompt),
         (*(VOCABULARY[character] for character in response), VOCABULARY[EOS]),

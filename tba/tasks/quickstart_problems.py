@@ -16,11 +16,11 @@ class Problem(NamedTuple):
 
     @property
     def prompt(self) -> str:
-        return f"{_units_first(self.left)}+{_units_first(self.right)}="
+        return f"{units_first(self.left)}+{units_first(self.right)}="
 
     @property
     def answer(self) -> str:
-        return _units_first(self.left + self.right)
+        return units_first(self.left + self.right)
 
 
 @cache
@@ -40,15 +40,15 @@ def demonstrations(seed: int) -> Iterator[tuple[str, str]]:
     while True:
         problem = Problem(rng.randint(_LEAST, _MOST), rng.randint(_LEAST, _MOST))
         if problem not in held_out:
-            yield problem.prompt, _with_wrong_digits(problem.answer, rng) if rng.random() < WRONG else problem.answer
+            yield problem.prompt, with_wrong_digits(problem.answer, rng) if rng.random() < WRONG else problem.answer
 
 
-def _with_wrong_digits(answer: str, rng: random.Random) -> str:
+def with_wrong_digits(answer: str, rng: random.Random) -> str:
     digits = list(answer)
     for place in rng.sample(range(len(digits)), rng.choice([1, 2])):
         digits[place] = rng.choice([digit for digit in "0123456789" if digit != digits[place]])
     return "".join(digits)
 
 
-def _units_first(number: int) -> str:
+def units_first(number: int) -> str:
     return str(number)[::-1]

@@ -21,6 +21,7 @@ from tba.fetched import Fetched
 from tba.models.policy import AdapterSnapshot, Policy, Snapshot
 from tba.models.pretrained import computing
 from tba.objectives import Estimates, Groups, Loss, joined
+from tba.objectives.groups import ratio_moments
 from tba.objectives.objective import Objective
 from tba.train.auxiliary_models import LogZ, ValueModel, make_auxiliary_model
 from tba.train.micro_batches import (
@@ -37,7 +38,7 @@ from tba.train.micro_batches import (
 )
 from tba.train.moving_reference import MovingReference
 from tba.train.optimizers import check_fits
-from tba.train.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
+from tba.train.schedules import beta_at, learning_rate_factor, reference_power_at
 from tba.train.trained_model import Trained
 from tba.train.training_state import TrainingState, optimizer_tensors, restore_optimizer
 from tba.types import Metrics, Outcome
@@ -100,7 +101,7 @@ class Learner:
             responses_per_prompt=self.config.training.responses_per_prompt,
             pad_id=self.policy.pad_id,
             include_eos=self.objective.include_eos,
-            by_token=self.objective.needs_tokens,
+            by_token=self.objective.needs_tokens or self.config.training.rate_by_effective_share,
             by_step=self.objective.needs_values,
             needs_reference=self.objective.needs_reference,
             device=self.policy.device,
@@ -116,7 +117,8 @@ class Learner:
         outcomes, metrics = self.differentiate(batch, beta)
         norms = [it.grad_norm() for it in self.all_trained()]
         metrics |= {it.norm_name: float(norm) for it, norm in zip(self.all_trained(), norms, strict=True)}
-        metrics |= {"lr": learning_rate_at(step, training), "beta": beta}
+        factor *= math.sqrt(metrics.get("effective_share", 1.0))
+        metrics |= {"lr": training.learning_rate * factor, "beta": beta}
         if self.objective.tempers:
             metrics["reference_power"] = batch.reference_power
         if not all(map(math.isfinite, (metrics["loss"], *map(float, norms)))):
@@ -151,7 +153,9 @@ class Learner:
             equal_once=training.computed_rows == "needed",
         )
         parts, counted = side_by_side(cut, share, self.ranks)
-        parts, readers = [self._referred(part) for part in parts], self._readers()
+        if self.reference:
+            parts = [self.reference.refer(part, self.logps) for part in parts]
+        readers = self._readers()
         known, estimates = self._look_ahead(parts, batch, beta)
         outcomes: list[Outcome] = []
         metrics: Metrics = {}
@@ -167,10 +171,13 @@ class Learner:
             reading.backward(loss.value * (counts / batch.groups))
             outcomes += _outcomes(share.slots[part.first_slot :], groups, loss) if counts else []
             metrics["loss"] = metrics.get("loss", 0.0) + float(loss.value.detach()) * (counts / batch.groups)
-            for name, value in loss.metrics.items():
+            moments = ratio_moments(groups) if training.rate_by_effective_share else {}
+            for name, value in (loss.metrics | moments).items():
                 metrics[name] = metrics.get(name, 0.0) + float(value) * (counts / len(computed))
         of_batch = estimates.metrics if estimates else {}
         metrics = self.ranks.total(metrics) | {name: float(value) for name, value in of_batch.items()}
+        if training.rate_by_effective_share:
+            metrics["effective_share"] = metrics.pop("ratio_first") ** 2 / metrics.pop("ratio_second")
         if len(computed) < batch.groups:
             metrics |= metrics_of_batch(batch, computed)
             if self.ranks.rank == 0:
@@ -242,17 +249,6 @@ class Learner:
             for it in self.all_trained():
                 it.optimizer.state.clear()
 
-    def _referred(self, part: MicroBatch) -> MicroBatch:
-        """Replace the stored reference log-probabilities by those under the moving reference. Return the micro-batch
-        unchanged if the reference does not move."""
-        if self.reference is None:
-            return part
-        found = read({"logp": partial(self.logps, self.reference.model)}, part)
-        ref_logp_BT = part.spread(found["logp"])
-        by_token = None if part.batch.ref_logp_BT is None else ref_logp_BT
-        batch = replace(part.batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
-        return part._replace(batch=batch)
-
 
 def _known(outcome: Outcome) -> Outcome:
     """Return an outcome with None in place of numbers that are not finite."""
@@ -278,10 +274,17 @@ def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch, max_tokens: int | N
         step_next_PKT=None if part.step_next_BT is None else grouped(part.step_next_BT),
         length_PK=grouped(torch.tensor(part.lengths, device=logp_BT.device)),
         batch_reward=float(whole.reward_B.mean()),
+        batch_spread=float(spread_of(whole)),
         batch_tokens=float(whole.response_mask_BT.sum()) / len(whole.lengths),
         max_tokens=max_tokens,
         reference_power=part.reference_power,
     )
+
+
+def spread_of(batch: Batch) -> Tensor:
+    """Return the standard deviation of all rewards of a batch after the mean of their group is subtracted."""
+    reward_PK = batch.reward_B.unflatten(0, (-1, batch.responses_per_prompt))
+    return (reward_PK - reward_PK.mean(dim=1, keepdim=True)).square().mean().sqrt()
 
 
 def _outcomes(slots: Sequence[int], groups: Groups, loss: Loss) -> list[Outcome]:

@@ -5,13 +5,16 @@ A reference that does not move is the policy before training. Searchers have sto
 suffice. A moving reference lives in the trainer, which computes its log-probabilities anew, and in checkpoints.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from tba.distributed.ranks import at_rest, held_as, whole
 from tba.models.adapters import trainable
+from tba.train.micro_batches import MicroBatch, Piece, read
 
 
 class MovingReference:
@@ -28,6 +31,14 @@ class MovingReference:
         theirs = dict(policy.named_parameters())
         for name, mine in self._moving():
             mine.lerp_(theirs[name], 1 - decay)
+
+    def refer(self, part: MicroBatch, logps: Callable[[nn.Module, Piece], Tensor]) -> MicroBatch:
+        """Replace the stored reference log-probabilities of a micro-batch by those under this reference. `logps`
+        computes the log-probabilities of a piece under a model."""
+        ref_logp_BT = part.spread(read({"logp": partial(logps, self.model)}, part)["logp"])
+        by_token = None if part.batch.ref_logp_BT is None else ref_logp_BT
+        batch = replace(part.batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
+        return part._replace(batch=batch)
 
     def tensors(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Return a copy of the weights, which does not change when the reference moves on. All ranks must call this

@@ -59,8 +59,8 @@ class PolicyGradient(Objective):
     only from advantages above 0; without a correction this is like supervised learning."""
     normaliser: Normaliser = "sum"
     """Number by which the sum over the counted tokens of a response is divided. `sum`: 1. `response`: the number of
-    these tokens. `row`: the number of tokens of prompt and response. `tokens`: the mean number of counted tokens per
-    response in the batch. `constant`: `search.max_response_tokens`."""
+    these tokens. `row`: the number of tokens of prompt and response. `group`: the mean number of counted tokens per
+    response of the group. `tokens`: the same over the whole batch. `constant`: `search.max_response_tokens`."""
 
     @property
     def needs_tokens(self) -> bool:
@@ -184,6 +184,8 @@ def _divisor(groups: Groups, objective: PolicyGradient) -> Tensor | float:
             return groups.tokens_PK.clamp(min=1)
         case "row":
             return groups.needed("length_PK")
+        case "group":
+            return groups.tokens_PK.to(groups.reward_PK.dtype).mean(dim=1, keepdim=True).clamp(min=1)
         case "tokens":
             return groups.mean_tokens
         case "constant":

@@ -149,6 +149,11 @@ def test_an_unknown_setting_is_refused_by_name(change, says):
             "objective.clip_high does not apply where objective.correction is 'cap', got 0.3",
         ),
         (
+            {"objective.name": "grpo", "objective.standardised_by": "batch", "objective.penalty": "reward"},
+            "objective.standardised_by must be 'group' where objective.penalty is 'reward', got 'batch': the penalty "
+            "of a batch is not known before its step",
+        ),
+        (
             {"objective.name": "grpo", "objective.correction": "cispo", "objective.ratio_cap": 2},
             "objective.ratio_cap does not apply where objective.correction is 'cispo', got 2.0",
         ),

@@ -44,7 +44,12 @@ OBJECTIVES = [
         "training__groups_per_micro_batch": None,
         "training__tokens_per_micro_batch": 30,  # fewer than some groups have
     },
-    {"objective__name": "grpo", "training__groups_per_micro_batch": 2, "objective__normaliser": "tokens"},
+    {
+        "objective__name": "grpo",
+        "training__groups_per_micro_batch": 2,
+        "training__rate_by_effective_share": True,
+        "objective__normaliser": "tokens",
+    },
 ]
 
 

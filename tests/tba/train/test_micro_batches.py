@@ -19,17 +19,26 @@ from tba.objectives import OBJECTIVES
 from tba.train.auxiliary_models import LogZ, ValueModel
 from tba.train.learner import Learner, as_groups
 from tba.train.micro_batches import Packed
+from tba.train.schedules import learning_rate_at
 from tba.types import Trajectory
 from tests.support.tba.micro_batch_examples import BETA, GPT2, ROWS, K, group, make
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     **{name: {"objective__name": name} for name in OBJECTIVES},
+    "m2po": {"objective__name": "m2po", "objective__second_moment": 2.0},  # the ratios here are far from 1
     "leave-one-out": {"objective__log_z": "leave-one-out"},
     "learned log Z": {"objective__log_z": "learned"},
     "anchored where it was sampled": {"objective__anchor": "behaviour"},
     "a reference that moves": {"objective__name": "grpo", "objective__reference_reset": 1},
     "a reference that follows": {"objective__reference_decay": 0.9},
     "grpo by tokens of the batch": {"objective__name": "grpo", "objective__normaliser": "tokens"},
+    "grpo by the spread of the batch": {
+        "objective__name": "grpo",
+        "objective__penalty": "none",
+        "objective__standardised_by": "batch",
+        "objective__normaliser": "group",
+    },
+    "weighted by the ratio": {"objective__weights": "ratio", "objective__behaviour_share": 0.5},
     "rloo for whole responses": {"objective__name": "proximal-rloo", "objective__include_eos": False},
 }
 
@@ -192,6 +201,23 @@ def test_what_is_read_for_an_estimate_of_the_whole_batch_is_not_read_for_it_agai
 def test_a_moving_reference_reads_what_the_policy_reads_once():
     seen = calls(17, objective__reference_reset=1)
     assert seen["reference"] == without(7, 10, 15, 7, 12)
+
+
+@pytest.mark.parametrize("budget", [None, 20])
+def test_the_learning_rate_follows_the_effective_share_of_the_whole_batch(budget: int | None):
+    """The effective number of responses is the square of the sum of their ratios, divided by the sum of squares."""
+    learner = make(training__rate_by_effective_share=True, training__tokens_per_micro_batch=budget)
+    batch = learner.collate(fetched_of(ROWS))
+    assert batch.behaviour_logp_BT is not None
+    learned = learner.learn(7, batch)
+    logp_B = torch.tensor([it.logp for it in learned.outcomes], dtype=torch.float64)
+    ratio_B = (logp_B - batch.behaviour_logp_BT.sum(dim=1)).exp()
+    share = float(ratio_B.sum() ** 2 / ratio_B.square().sum() / len(ROWS))
+    assert 1 / len(ROWS) < share < 0.9
+    expected = learning_rate_at(7, learner.config.training) * share**0.5
+    assert learned.metrics["effective_share"] == pytest.approx(share)
+    assert learned.metrics["lr"] == pytest.approx(expected)
+    assert learner.trained.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 
 
 def test_prompts_whose_log_z_is_learned_are_read_within_the_budget_too():

@@ -31,6 +31,15 @@ from tests.support.tba.objective_examples import (
 UNCORRECTED = RLOO(penalty="none")
 
 
+def test_a_shifted_baseline_is_subtracted_from_each_advantage_and_then_no_group_is_without_gradient():
+    groups = groups_of(parameters(), toy.draw(10, 3, 4), toy.random_rewards(10, 3, 4))
+    plain, shifted = UNCORRECTED.loss(groups, beta=BETA), RLOO(penalty="none", baseline_shift=-0.1)
+    assert_close(shifted.loss(groups, beta=BETA).advantage_PK, plain.advantage_PK + 0.1)
+    equal_PK, different_P = torch.ones(3, 4), torch.zeros(3, dtype=torch.bool)
+    assert UNCORRECTED.has_no_gradient(equal_PK, different_P).all()
+    assert not shifted.has_no_gradient(equal_PK, different_P).any()
+
+
 def test_advantages_of_the_group_methods_are_multiples_of_one_another():
     groups = groups_of(parameters(), toy.draw(10, 3, 4), toy.random_rewards(10, 3, 4))
     left_out = UNCORRECTED.loss(groups, beta=BETA).advantage_PK
@@ -97,7 +106,7 @@ def test_longer_responses_weigh_more_unless_their_tokens_are_averaged():
 @pytest.mark.parametrize(
     ("normaliser", "divisor"),
     [("sum", 1.0), ("response", torch.tensor([[1.0, 2], [3, 2]])), ("row", torch.tensor([[3.0, 4], [5, 4]])),
-     ("tokens", 2.0), ("constant", 10.0)],
+     ("group", torch.tensor([[1.5], [2.5]])), ("tokens", 2.0), ("constant", 10.0)],
 )  # fmt: skip
 def test_what_the_sum_over_tokens_is_divided_by(normaliser: Any, divisor: Tensor | float):
     mask_PKT = torch.arange(4) < torch.tensor([[1, 2], [3, 2]])[:, :, None]
@@ -107,6 +116,20 @@ def test_what_the_sum_over_tokens_is_divided_by(normaliser: Any, divisor: Tensor
     objective = RLOO(normaliser=normaliser)
     expected = -(advantage_PK * (logp_PKT * mask_PKT).sum(2) / divisor).mean()
     assert_close(policy_gradient(replace(groups, max_tokens=10), advantage_PK, objective, beta=BETA).value, expected)
+
+
+def test_standardised_by_the_batch_all_advantages_are_divided_by_one_number():
+    """Parts of the batch get the same advantages as the whole."""
+    groups = groups_of(parameters(), toy.draw(11, 3, 4), toy.random_rewards(11, 3, 4))
+    centred_PK = groups.reward_PK - groups.reward_PK.mean(1, True)
+    objective = GRPO(penalty="none", standardised_by="batch")
+    expected = centred_PK / (centred_PK.square().mean().sqrt() + 1e-4)
+    assert_close(objective.loss(groups, beta=BETA).advantage_PK, expected)
+    part = groups_of(parameters(), toy.draw(11, 3, 4)[:1], groups.reward_PK[:1])
+    of_the_whole = replace(part, batch_spread=groups.batch_spread)
+    assert_close(objective.loss(of_the_whole, beta=BETA).advantage_PK, expected[:1])
+    with pytest.raises(ValueError, match="batch_spread"):
+        objective.loss(replace(groups, batch_spread=None), beta=BETA)
 
 
 def test_k3_is_never_negative_and_on_average_the_divergence():
