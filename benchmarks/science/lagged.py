@@ -60,14 +60,17 @@ class Scored:
     """Scores of the policy after a step."""
 
     step: int
-    greedy: float  # share of right answers to held-out prompts
-    sampled: float
+    measures: Mapping[str, float]  # what the examination returned
     reward: float  # mean of the trajectories learned from since the last score, like `age`
     age: float
 
 
-def lagged_run(config: Config, *, scored_after: Collection[int]) -> Iterator[Scored]:
-    """Yield scores after these steps. Raise ConfigError for settings that are not possible here."""
+Examine = Callable[[Path], Mapping[str, float]]
+"""A function that examines the policy in a folder."""
+
+
+def lagged_run(config: Config, *, scored_after: Collection[int], examine: Examine) -> Iterator[Scored]:
+    """Examine the policy after these steps. Raise ConfigError for settings that are not possible here."""
     lag = _checked_lag(config)
     task = get_task(config.task)
     with TemporaryDirectory(prefix="tba-") as scratch:
@@ -75,7 +78,7 @@ def lagged_run(config: Config, *, scored_after: Collection[int]) -> Iterator[Sco
         policy = Policy.load(start)
         learner = Learner(config, policy)
         weights = Weights(start, Path(scratch) / "adopted", kept=lag + 1)
-        searcher, evaluator = _searcher(config, task, policy, start, weights), _evaluator(config, task, policy)
+        searcher = _searcher(config, task, policy, start, weights)
         buffer = Buffer(config)
         learned: list[tuple[float, int]] = []
         for step in range(1, config.training.steps + 1):
@@ -86,9 +89,9 @@ def lagged_run(config: Config, *, scored_after: Collection[int]) -> Iterator[Sco
             learned += [(it.reward, step - 1 - it.version_start.number) for it in drawn]
             weights.add(step, policy.model)
             if step in scored_after:
-                greedy, sampled = _scores(evaluator, weights, step)
+                measures = examine(weights.load(Version(step, 1)))
                 reward, age = map(mean, zip(*learned, strict=True))
-                yield Scored(step=step, greedy=greedy, sampled=sampled, reward=reward, age=age)
+                yield Scored(step=step, measures=measures, reward=reward, age=age)
                 learned = []
 
 
@@ -205,15 +208,15 @@ def _searcher(config: Config, task: Task, policy: Policy, start: Path, weights: 
     )
 
 
-def make_scores(config: Config) -> Callable[[Path], float]:
-    """Return a function that gives the sampled accuracy of the policy in a folder."""
+def make_scores(config: Config) -> Examine:
+    """Return an examination with held-out prompts, which returns the scores `greedy` and `sampled`."""
     task, versions = get_task(config.task), count()
     evaluator = _evaluator(config, task, Policy.load(start_of(config)))
 
-    def score(folder: Path) -> float:
+    def score(folder: Path) -> Mapping[str, float]:
         version = Version(next(versions), 1)
         evaluator.generator.adopt(folder, version)
-        return next(it.value for it in evaluator.evaluate(version, 0).scores if it.metric == "sampled")
+        return {it.metric: it.value for it in evaluator.evaluate(version, 0).scores}
 
     return score
 
@@ -238,10 +241,3 @@ def _generator(config: Config) -> TransformersGenerator:
         batch_responses=config.search.batch_responses,
         max_response_tokens=config.search.max_response_tokens,
     )
-
-
-def _scores(evaluator: Evaluator, weights: Weights, step: int) -> tuple[float, float]:
-    version = Version(step, 1)
-    evaluator.generator.adopt(weights.load(version), version)
-    greedy, sampled = evaluator.evaluate(version, step).scores
-    return greedy.value, sampled.value

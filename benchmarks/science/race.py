@@ -250,7 +250,7 @@ def run_ours(race: Race, run: Run, root: str) -> Taken:
     for number, attempt, step, at in published:
         if step % race.scored_every == 0:
             curve.append((step, (at - began).total_seconds() if step else 0.0,
-                          score(versions.load(Version(number, attempt)))))  # fmt: skip
+                          score(versions.load(Version(number, attempt)))["sampled"]))  # fmt: skip
             if curve[-1][2] >= run.goal:
                 break
     if not race.keeps_weights:

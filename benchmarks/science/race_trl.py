@@ -65,7 +65,7 @@ class Clock(TrainerCallback):
 
     def _look(self, step: int, model: Any) -> None:
         model.save_pretrained(self.folder)
-        self.curve.append((step, self.seconds, self.score(self.folder)))
+        self.curve.append((step, self.seconds, self.score(self.folder)["sampled"]))
         self.since = time.monotonic()
 
 

@@ -33,7 +33,7 @@ from transformers.utils import logging
 
 from benchmarks.harness.rows import append, line, read
 from benchmarks.harness.rows import spread as plain_spread
-from benchmarks.science.lagged import Scored, lagged_run
+from benchmarks.science.lagged import Scored, lagged_run, make_scores
 from flows.pages.charts import Chart
 from tba.config import Config
 from tba.errors import RunFailed
@@ -244,18 +244,18 @@ def take(run: Run) -> Row:
     began, failed = time.process_time(), ""
     scores: list[Scored] = []
     try:
-        for score in lagged_run(run.config, scored_after=SCORED):
+        for score in lagged_run(run.config, scored_after=SCORED, examine=make_scores(run.config)):
             scores.append(score)  # keeps the scores before a failure
     except RunFailed as error:
         failed = str(error)
     last = scores[-1] if scores else None
     return Row(
         **asdict(run),
-        sampled=round(last.sampled, 4) if last else 0.0,
-        greedy=round(last.greedy, 4) if last else 0.0,
+        sampled=round(last.measures["sampled"], 4) if last else 0.0,
+        greedy=round(last.measures["greedy"], 4) if last else 0.0,
         reward=round(last.reward, 4) if last else 0.0,
         age=round(last.age, 1) if last else 0.0,
-        curve=" ".join(f"{it.step}:{it.sampled:.4f}" for it in scores),
+        curve=" ".join(f"{it.step}:{it.measures['sampled']:.4f}" for it in scores),
         cpu_seconds=round(time.process_time() - began, 1),
         failed=failed,
     )

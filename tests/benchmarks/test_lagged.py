@@ -62,6 +62,10 @@ class Tiny(Quickstart):
         tiny_folder(folder, seed=seed)
 
 
+def nothing(folder: Path) -> Mapping[str, float]:
+    return {}
+
+
 def small(**changes: Any) -> Config:
     return preset("quickstart").replace({**SMALL, **changes})
 
@@ -92,7 +96,7 @@ def test_a_batch_comes_from_the_policy_of_lag_updates_ago(
     monkeypatch.setattr(lagged, "fetched_of", fetched)
     monkeypatch.setattr(Learner, "learn", learned)
     config = small(**{"sync.lag": lag, "sync.keep_versions": lag + 2})
-    assert [it.age for it in lagged_run(config, scored_after=range(1, 6))] == ages
+    assert [it.age for it in lagged_run(config, scored_after=range(1, 6), examine=nothing)] == ages
     assert [it < 1e-3 for it in away] == [age == 0 for age in ages]
 
 
@@ -109,7 +113,7 @@ def test_the_settings_say_whether_copies_in_a_round_are_drawn(copies: str, drawn
 def test_a_setting_that_would_be_without_effect_is_refused_by_its_name(name: str, value: Any):
     config = preset("quickstart").replace({**IN_STEP, **BESIDE.get(name, {}), name: value})
     with pytest.raises(ConfigError) as refused:
-        next(lagged_run(config, scored_after=[1]))
+        next(lagged_run(config, scored_after=[1], examine=nothing))
     assert str(refused.value).startswith(f"{name} must be ") and str(refused.value).endswith(f" got {value!r}")
 
 

@@ -1,0 +1,135 @@
+"""Studies of old data: exact measures in closed form, the task with many right answers, and the search for settings."""
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+from benchmarks.science.old_data import study
+from benchmarks.science.old_data.exact import measures_of, posterior
+from benchmarks.science.old_data.local_search import FIXED, HOPELESS, Ladder, Point, Search
+from benchmarks.science.old_data.many_answers import ManyAnswers, demonstrations, is_right, right_answers, sums
+from tba.config import TaskConfig
+from tba.types import Prompt
+from tests.support.tba.quickstart_examples import response
+
+REFERENCE = np.log(np.array([0.1, 0.2, 0.05, 0.05]))
+
+
+def test_the_target_itself_has_no_distance_and_the_base_policy_has_that_of_its_wrong_responses():
+    beta = 0.25
+    z = 0.6 + 0.4 * math.exp(1 / beta)
+    target = posterior(REFERENCE, beta)
+    assert target == pytest.approx(np.exp(REFERENCE) * math.exp(1 / beta) / z)
+    at_target = measures_of(np.log(target), REFERENCE, beta)
+    assert at_target["total_variation"] == pytest.approx(0, abs=1e-12)
+    assert at_target["kl"] == pytest.approx(0, abs=1e-12)
+    at_start = measures_of(REFERENCE, REFERENCE, beta)
+    assert at_start["total_variation"] == pytest.approx(0.6 - 0.6 / z)
+    assert at_start["kl"] == pytest.approx(math.log(z) - 0.4 / beta)
+    assert at_start["answers"] == at_target["answers"]  # the target weighs right answers as the base policy does
+
+
+def test_measures_of_a_policy_with_a_single_answer():
+    found = measures_of(np.log(np.array([0.5, 1e-300, 1e-300, 1e-300])), REFERENCE, 0.05)
+    assert found["right"] == pytest.approx(0.5)
+    assert found["answers"] == pytest.approx(1)
+    assert [found[f"pass@{k}"] for k in (1, 8, 64)] == pytest.approx([1 - 0.5**k for k in (1, 8, 64)])
+    assert [found[f"distinct@{k}"] for k in (1, 8, 64)] == pytest.approx([1 - 0.5**k for k in (1, 8, 64)])
+
+
+def test_all_pairs_with_the_sum_are_right_and_nothing_else_is():
+    assert right_answers(300)[:2] == ["000+003", "100+992"]
+    assert len(set(right_answers(999))) == 1000
+    assert all(is_right(answer, total) for total in (300, 999) for answer in right_answers(total))
+    for text in ("000+00", "000+0030", "000-003", "0 0+003", "", "+000003", "000+004", "٠00+003"):
+        assert not is_right(text, 300)
+
+
+@pytest.mark.parametrize(("finished", "reward"), [(True, 1.0), (False, 0.0)])
+def test_only_a_finished_answer_earns_the_reward(finished: bool, reward: float):
+    task = ManyAnswers(TaskConfig(name="many-answers"))
+    prompt = Prompt(prompt_id="0", text="347=", tokens=(0,), answer="743", metadata={})
+    assert task.reward(prompt, response("001+346", finished=finished)).value == reward
+
+
+def test_demonstrations_show_no_sum_of_a_test_problem_and_half_of_them_are_wrong():
+    shown = [next(stream) for stream in [demonstrations(3)] for _ in range(2000)]
+    totals = [int(prompt[:3][::-1]) for prompt, _ in shown]
+    assert not set(totals) & set(sums("test")) and len(set(totals)) > 500
+    right = [is_right(response, total) for total, (_, response) in zip(totals, shown, strict=True)]
+    assert 0.45 < sum(right) / len(right) < 0.55
+
+
+# --- the search for settings ------------------------------------------------------------------------------------------
+
+
+def searched(search: Search, score: Callable[[Point, int], float]) -> tuple[Point, list[tuple[Point, int]]]:
+    """Run a search to its end, and return the chosen point and all runs."""
+    scores: dict[Point, list[float]] = {}
+    ran: list[tuple[Point, int]] = []
+    while True:
+        best, missing = search.progress(scores)
+        if not missing:
+            return best, ran
+        for point, seed in missing:
+            assert len(scores.get(point, [])) == seed
+            scores.setdefault(point, []).append(score(point, seed))
+            ran.append((point, seed))
+
+
+RATES, BETAS = Ladder("rate", tuple(range(1, 9)), 3), Ladder("beta", tuple(range(1, 8)), 3)
+
+
+@pytest.mark.parametrize("peak", [*product((0, 2, 7), (0, 3, 6))])
+def test_the_search_climbs_to_the_peak_wherever_it_is_and_tries_all_its_neighbours(peak: Point):
+    search = Search((RATES, BETAS), seeds=3)
+    best, ran = searched(search, lambda point, seed: -0.01 * sum(abs(a - b) for a, b in zip(point, peak, strict=True)))
+    assert best == peak
+    assert {(point, seed) for point in search.neighbours(peak) for seed in range(3)} <= set(ran)
+
+
+def test_a_hopeless_point_is_tried_on_one_seed_alone():
+    far = {(3, 4): -HOPELESS - 0.01, (2, 3): -HOPELESS + 0.01}
+    best, ran = searched(Search((RATES, BETAS), seeds=3), lambda point, seed: far.get(point, -0.01 * (point != (3, 3))))
+    assert best == (3, 3)
+    assert [seed for point, seed in ran if point == (3, 4)] == [0]
+    assert [seed for point, seed in ran if point == (2, 3)] == [0, 1, 2]
+
+
+def test_an_arm_with_one_setting_searches_along_its_ladder():
+    best, ran = searched(Search((RATES, FIXED), seeds=2), lambda point, seed: 0.01 * point[0])
+    assert best == (7, 0) and len(ran) == 2 * 6  # rungs 2 to 7
+
+
+# --- a study ----------------------------------------------------------------------------------------------------------
+
+
+def make_row(name: str, lag: int, seed: int, point: Point, result: float) -> study.Row:
+    run = study.make_run(name, lag, seed, point)
+    return study.Row(**vars(run), result=result, measures="{}", curve="", age=0.0, cpu_seconds=1.0, failed="")
+
+
+@pytest.mark.parametrize(("task", "best"), [("quickstart", 5), ("many-answers", 4)])
+def test_a_study_tunes_each_arm_by_its_result_and_then_runs_the_reported_seeds(task: str, best: int):
+    """Results rise with the rate up to rung 5 and fall after it. Accuracy shall be high, and total variation low."""
+    of, rows = study.STUDIES[task], list[study.Row]()
+    results = {3: 0.91, 4: 0.9, 5: 0.95, 6: 0.92}
+    while run := next(study.missing(of, rows, ["RLOO, no penalty"], [64], [7]), None):
+        assert run.lag == 64 and run.arm == "RLOO, no penalty"
+        rung = study.RATE.values.index(run.rate)
+        rows.append(make_row("RLOO, no penalty", 64, run.seed, (rung, 0), results[rung]))
+    assert rows[-1].seed == 7 and rows[-1].rate == study.RATE.values[best]
+    assert study.reported(of, rows, "RLOO, no penalty", 64) == rows[-1:]
+    assert len(rows) == {"quickstart": 13, "many-answers": 10}[task]
+
+
+@pytest.mark.parametrize("name", study.ARMS)
+@pytest.mark.parametrize("task", study.STUDIES)
+def test_every_arm_has_valid_settings_on_every_rung_of_its_ladders(name: str, task: str):
+    for point in product(range(len(study.RATE.values)), range(len(study.ARMS[name].second.values))):
+        config = study.make_run(name, 256, 0, point).config(study.STUDIES[task])
+        assert config.sync.lag == 256
+        assert config.objective.beta_start == config.objective.beta_end
