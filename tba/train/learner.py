@@ -172,7 +172,7 @@ class Learner:
             outcomes += _outcomes(share.slots[part.first_slot :], groups, loss) if counts else []
             metrics["loss"] = metrics.get("loss", 0.0) + float(loss.value.detach()) * (counts / batch.groups)
             moments = ratio_moments(groups) if training.rate_by_effective_share else {}
-            for name, value in (loss.metrics | moments).items():
+            for name, value in {**loss.metrics, **moments}.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value) * (counts / len(computed))
         of_batch = estimates.metrics if estimates else {}
         metrics = self.ranks.total(metrics) | {name: float(value) for name, value in of_batch.items()}
