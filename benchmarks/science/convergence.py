@@ -63,6 +63,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "Dr. GRPO, CISPO": {"name": "dr-grpo", "correction": "cispo"},
     "Dr. GRPO, IcePop": {"name": "dr-grpo", "correction": "mask"},
     "Dr. GRPO, decoupled": {"name": "dr-grpo", "correction": "decoupled"},
+    "ScaleRL": {
+        "name": "grpo", "penalty": "none", "standardised_by": "batch", "normaliser": "group", "correction": "cispo",
+        "clip_low": 1.0,
+    },
+    "M2PO": {"name": "m2po"},
+    "AsymRE": {"name": "rloo", "penalty": "none", "baseline_shift": -0.1},
     "PPO": {"name": "ppo"},
     "PPO, no clipping": {"name": "ppo", "clip_low": 1.0, "clip_high": 1e9},
     "PPO, no ratio": {"name": "ppo", "correction": "none"},
@@ -71,7 +77,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "Online DPO": {"name": "online-dpo"},
     "Kimi k1.5": {"name": "kimi"},
     "OAPL, anchored at the reference": {"name": "oapl", "anchor": "reference"},
-}
+}  # fmt: skip
 
 IN_PAIRS = ("Online DPO",)
 
