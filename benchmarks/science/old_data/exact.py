@@ -29,14 +29,14 @@ PROBLEMS = {"many-answers": 16, "quickstart": 500}
 """Number of held-out problems in an examination, by the name of the task."""
 
 
-def examine_of(config: Config, *, problems: int = 0) -> Examine:
-    """Return an examination that computes the mean over held-out problems of each measure of `measures_of`."""
+def examine_of(config: Config, *, beta: float) -> Examine:
+    """Return an examination that computes the mean over held-out problems of each measure of `measures_of`. The
+    target of distances is that of `beta`, whatever the beta of the run is."""
     start, task = Policy.load(start_of(config)), get_task(config.task)
     prompts = task.prompts("test", [], start.tokenizer, max_tokens=config.search.max_prompt_tokens)
-    prompts = prompts[: problems or PROBLEMS[task.name]]
+    prompts = prompts[: PROBLEMS[task.name]]
     answers = [right_answers(int(it.answer)) if isinstance(task, ManyAnswers) else [it.answer] for it in prompts]
     ref_logps = right_logps(start, prompts, answers)
-    beta = config.objective.beta_end
 
     def examine(folder: Path) -> Mapping[str, float]:
         return measures(right_logps(Policy.load(folder), prompts, answers), ref_logps, beta)

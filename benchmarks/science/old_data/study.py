@@ -66,7 +66,7 @@ SHIFTS = Ladder("objective.baseline_shift", (-0.8, -0.4, -0.2, -0.1, -0.05), 3)
 
 @dataclass(frozen=True)
 class Study:
-    """What the studies of two tasks differ in."""
+    """The task of a study, and the measure by which its runs are compared."""
 
     task: str
     result: str  # the measure that the search compares
@@ -262,7 +262,7 @@ def take(study: Study, run: Run) -> Row:
     config, began, failed = run.config(study), time.process_time(), ""
     found: list[Scored] = []
     try:
-        for score in lagged_run(config, scored_after=study.examined, examine=examine_of(config)):
+        for score in lagged_run(config, scored_after=study.examined, examine=examine_of(config, beta=BETA)):
             found.append(score)  # keeps the results before a failure
     except RunFailed as error:
         failed = str(error)

@@ -220,6 +220,18 @@ def test_the_learning_rate_follows_the_effective_share_of_the_whole_batch(budget
     assert learner.trained.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 
 
+def test_groups_without_a_gradient_count_in_the_effective_share_too():
+    rows = [replace(it, reward=1.0) if it.prompt_id == "1" else it for it in ROWS]
+    shares = {}
+    for computed in ("all", "needed"):
+        learner = make(
+            objective__name="dr-grpo", training__rate_by_effective_share=True, training__computed_rows=computed
+        )
+        learned = learner.learn(7, learner.collate(fetched_of(rows)))
+        shares[computed] = learned.metrics["effective_share"]
+    assert shares["needed"] == shares["all"]
+
+
 def test_prompts_whose_log_z_is_learned_are_read_within_the_budget_too():
     """Each prompt is read once with its padding, which a packed row of all of them does not have."""
     rows = [row for slot, prompt in enumerate((9, 1, 1)) for row in group(slot, prompt, [1, 1, 1])]
