@@ -103,8 +103,8 @@ class MicroBatch(NamedTuple):
 def groups_to_compute(batch: Batch, objective: Objective, training: TrainingConfig) -> Sequence[int]:
     """Return all groups of a batch or, with `training.computed_rows` at `needed`, those whose gradient may be different
     from 0. At least one group is returned, so that all gradients exist: a step whose gradients are 0 still has momentum
-    and weight decay. All groups are returned if the learning rate follows the effective share of the batch, in which all
-    of them count."""
+    and weight decay. All groups are returned if the learning rate follows the effective share of the batch, in which
+    all of them count."""
     if training.computed_rows == "all" or training.rate_by_effective_share:
         return range(batch.groups)
     first_PK = torch.tensor(first_equal_rows(batch)).unflatten(0, (-1, batch.responses_per_prompt))
