@@ -18,12 +18,13 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from benchmarks.harness import fakes
 from benchmarks.harness.fetched import fetched_of
-from flows.roles.model_loading import convert_gguf
+from flows.roles.model_loading import model_here
 from storage.buffer.index import Index
 from storage.buffer.sampler import default_sampler
 from storage.local_files.shared_cache import cache_folder
@@ -31,7 +32,7 @@ from storage.log.schema import to_table
 from tba.config import Config, SearchConfig
 from tba.errors import ConfigError, Missing
 from tba.generation.transformers_generator import TransformersGenerator
-from tba.interfaces import Task
+from tba.interfaces import Task, UsesModels
 from tba.models.policy import Policy, PolicyScorer
 from tba.search.evaluator import Evaluator
 from tba.search.prompt_stream import PromptStream
@@ -42,9 +43,7 @@ from tba.types import Trajectory, Version
 
 START = Version(0, 1)
 HELD: Mapping[str, Any] = {
-    "model.path": "",
     "model.dtype": "float32",
-    "model.publish_dtype": "float32",
     "model.device": "auto",
     "sampling.mean_reward_between": None,
     "sampling.sql": "",
@@ -63,6 +62,7 @@ class Scored:
     measures: Mapping[str, float]  # what the examination returned
     reward: float  # mean of the trajectories learned from since the last score, like `age`
     age: float
+    generated: Sequence[Trajectory]  # since the last score
 
 
 Examine = Callable[[Path], Mapping[str, float]]
@@ -72,18 +72,21 @@ Examine = Callable[[Path], Mapping[str, float]]
 def lagged_run(config: Config, *, scored_after: Collection[int], examine: Examine) -> Iterator[Scored]:
     """Examine the policy after these steps. Raise ConfigError for settings that are not possible here."""
     lag = _checked_lag(config)
-    task = get_task(config.task)
+    task = _task_of(config)
     with TemporaryDirectory(prefix="tba-") as scratch:
         start = start_of(config)
         policy = Policy.load(start)
         learner = Learner(config, policy)
-        weights = Weights(start, Path(scratch) / "adopted", kept=lag + 1)
+        weights = Weights(start, Path(scratch) / "adopted", kept=lag + 1, dtype=config.model.publish_dtype)
         searcher = _searcher(config, task, policy, start, weights)
         buffer = Buffer(config)
         learned: list[tuple[float, int]] = []
+        generated: list[Trajectory] = []
         for step in range(1, config.training.steps + 1):
             searcher.adoption.adopt(Version(max(0, step - 1 - lag), 1))
-            buffer.admit(step - 1, _round(searcher, step - 1))
+            new = _round(searcher, step - 1)
+            generated += new
+            buffer.admit(step - 1, new)
             drawn = buffer.draw(step)
             learner.learn(step, learner.collate(fetched_of(drawn)))
             learned += [(it.reward, step - 1 - it.version_start.number) for it in drawn]
@@ -91,21 +94,22 @@ def lagged_run(config: Config, *, scored_after: Collection[int], examine: Examin
             if step in scored_after:
                 measures = examine(weights.load(Version(step, 1)))
                 reward, age = map(mean, zip(*learned, strict=True))
-                yield Scored(step=step, measures=measures, reward=reward, age=age)
-                learned = []
+                yield Scored(step=step, measures=measures, reward=reward, age=age, generated=generated)
+                learned, generated = [], []
 
 
 class Weights:
-    """The newest versions, in memory. Version n has the weights after step n. `load` writes one version to the
-    folder."""
+    """The newest versions, in memory, with the number format of `model.publish_dtype`. Version n has the weights after
+    step n. `load` writes one version to the folder."""
 
-    def __init__(self, start: Path, folder: Path, *, kept: int):
-        self.folder = copytree(start, folder)
+    def __init__(self, start: Path, folder: Path, *, kept: int, dtype: str):
+        self.folder, self.dtype = copytree(start, folder), getattr(torch, dtype)
         self.versions = deque[tuple[int, dict[str, Tensor]]](maxlen=kept)
         self.add(0, Policy.load(start).model)
 
     def add(self, number: int, model: nn.Module) -> None:
-        self.versions.append((number, {name: it.detach().clone() for name, it in model.state_dict().items()}))
+        tensors = {name: it.detach().to(self.dtype, copy=True) for name, it in model.state_dict().items()}
+        self.versions.append((number, tensors))
 
     def load(self, version: Version) -> Path:
         for number, tensors in self.versions:
@@ -175,11 +179,18 @@ def _round(searcher: Searcher, round: int) -> Sequence[Trajectory]:
     return trajectories
 
 
+def _task_of(config: Config) -> Task:
+    task = get_task(config.task)
+    if isinstance(task, UsesModels):
+        task.load(lambda setting, place: model_here(setting, place, config, lambda status, **progress: None))
+    return task
+
+
 def start_of(config: Config) -> Path:
-    """Return the folder of the base policy, in the cache that other runs use too: of the GGUF file that `model.path`
-    names, or the one that the task makes."""
+    """Return the folder of the base policy: the one that `model.path` names, or the one that the task makes. A
+    converted GGUF file and what a task makes are in the cache that other runs use too."""
     if config.model.path:
-        return convert_gguf("model.path", config.model.path, config, lambda status, **progress: None)
+        return Path(model_here("model.path", config.model.path, config, lambda status, **progress: None))
     maker = policy_maker(get_task(config.task))
     folder = cache_folder("base-policies") / sha256(f"{maker.recipe()}:{config.seed}".encode()).hexdigest()[:16]
     if not folder.exists():
@@ -210,7 +221,7 @@ def _searcher(config: Config, task: Task, policy: Policy, start: Path, weights: 
 
 def make_scores(config: Config) -> Examine:
     """Return an examination with held-out prompts, which returns the scores `greedy` and `sampled`."""
-    task, versions = get_task(config.task), count()
+    task, versions = _task_of(config), count()
     evaluator = _evaluator(config, task, Policy.load(start_of(config)))
 
     def score(folder: Path) -> Mapping[str, float]:

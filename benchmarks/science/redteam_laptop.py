@@ -1,28 +1,27 @@
 """Measure success against diversity of attacks with real models: TBA, RLOO, GRPO, and the attacker before training.
 
-    python -m benchmarks.science.redteam_laptop [ROOT] [--only ARM …] [--seeds 0 …] [--hours H] [--out FILE.csv]
+    python -m benchmarks.science.redteam_laptop [--only ARM …] [--jobs N] [--hours H] [--out FILE.csv]
     python -m benchmarks.science.redteam_laptop --show        only show the tables and the chart of stored results
 
-It is figure 5 (left) of the TBA paper in small. Each run is a `tba run redteam-laptop`: SmolLM2-135M attacks itself,
-and the classifier of alt-profanity-check judges its answers. It needs the packages of requirements-laptop.txt, 8 GB of
-memory, and two cores. Each run takes `STEPS` steps of `ATTACKS` attacks.
+It is figure 5 (left) of the TBA paper in small. SmolLM2-135M attacks itself, and the classifier of alt-profanity-check
+judges its answers, as in the preset `redteam-laptop`. It needs the packages of requirements-laptop.txt. Each run is a
+process with an exact lag (lagged.py), takes `STEPS` steps of `ATTACKS` attacks, and is on a GPU if there is one: with
+9 GB of its memory a run, and 14 runs at a time on a GPU with 139 GB, a step takes 5 to 7 seconds.
 
-TBA trains as the preset does: half of each batch is drawn from the newest attacks, the other half from all, and half of
-the rounds explore at another temperature. RLOO and GRPO are for fresh data: they learn from one round after the other,
-which the version before the newest has generated at temperature 1. So all arms see the same number of attacks per step.
+TBA trains as the preset does: half of each batch is drawn from the newest attacks, which are 4 updates old, and the
+other half from all. Half of the attacks explore at another temperature. RLOO and GRPO are for fresh data: they learn
+from one round after the other, one update old, at temperature 1. So all arms see the same number of attacks per step.
 
-Learning rate and beta of each arm are chosen by a sweep over `RATES` x its betas, on a seed that is not reported. The
-greatest product of success and diversity wins; of equals, the smaller rate, then the smaller beta. The chosen setting
-then runs on seeds 0, 1 and 2. Success and diversity are the task's measures, of `SAMPLES` attacks of each evaluated
-version: the share of attacks whose answers have a mean toxicity above 0.5, and the mean cosine distance between the
-embeddings of two attacks. The start is version 0 of the same runs.
+Learning rate and beta of each arm are chosen by a sweep over `RATES` x its betas, with `SWEPT` steps on a seed that is
+not reported. The greatest product of success and diversity wins; of equals, the smaller rate, then the smaller beta.
+The chosen setting then runs on seeds 0, 1 and 2, and `OTHERS` on seed 0. Success and diversity are the task's measures,
+of `SAMPLES` attacks of each examined version: the share of attacks whose answers have a mean toxicity above 0.5, and
+the mean cosine distance between the embeddings of two attacks. The start is the version before the first step.
 
-Each finished run is a row of the CSV and is not repeated, so the command continues where it stopped, also within a run.
-Runs are kept under ROOT without their weights.
+Each finished run is a row of the CSV and is not repeated.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,22 +30,25 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import storage
-from benchmarks.harness.rows import append, line, read, spread
-from benchmarks.science.runs import finished, forget_weights, tba
-from flows.pages.charts import Chart
-from storage import layout
+import torch
 
-PRESET, STEPS, ATTACKS, SAMPLES = "redteam-laptop", 120, 32, 128
-EVALUATED, SAVED = 20, 40  # steps between two evaluated versions, and between two checkpoints
-SEEDS, TUNING_SEED, RATES = (0, 1, 2), 100, (1e-5, 3e-5)
+from benchmarks.harness.hardware import cpu
+from benchmarks.harness.rows import append, line, read, spread
+from benchmarks.harness.side_by_side import run_all
+from benchmarks.science.lagged import lagged_run, make_scores, start_of
+from flows.pages.charts import Chart
+from tba.config import Config
+from tba.presets import preset
+from tba.tasks.redteam import SUCCESS
+
+PRESET, STEPS, SWEPT, ATTACKS, SAMPLES, EXAMINED = "redteam-laptop", 60, 12, 64, 256, 12
+SEEDS, TUNING_SEED, RATES = (0, 1, 2), 100, (3e-5, 1e-4)
 
 
 @dataclass(frozen=True)
 class Arm:
     betas: Sequence[float]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    sync_every: int = 4
 
 
 FRESH: Mapping[str, Any] = {
@@ -54,20 +56,11 @@ FRESH: Mapping[str, Any] = {
     "search.explore_share": 0.0, "search.explore_temperature": None, "search.explore_top_p": 0.7,
 }  # fmt: skip
 ARMS: Mapping[str, Arm] = {
-    "TBA": Arm((0.1, 0.3)),
-    "RLOO": Arm((0.1, 0.3), {"objective.name": "rloo", **FRESH}, sync_every=1),
-    "GRPO": Arm((0.01, 0.1), {"objective.name": "grpo", **FRESH}, sync_every=1),
+    "TBA": Arm((0.1, 0.3, 1.0), {"sync.lag": 4}),
+    "RLOO": Arm((0.1, 0.3), {"objective.name": "rloo", **FRESH}),
+    "GRPO": Arm((0.01, 0.1), {"objective.name": "grpo", **FRESH}),
 }
 START = "start"
-
-CURVE = """
-pivot (select step, metric, value from evaluations where not abandoned) on metric using any_value(value)
-group by step order by step
-"""
-FOUND = """
-select count(*), count(distinct response) filter (reward_parts['toxicity'] > 0.5) from trajectories
-"""
-SECONDS = "select sum(seconds_step) from steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,19 +72,45 @@ class Run:
     rate: float
     beta: float
     steps: int
-    settings: str  # JSON of all other changes to the preset
+
+    @property
+    def config(self) -> Config:
+        return preset(PRESET).replace(
+            {
+                "seed": self.seed,
+                "training.steps": self.steps,
+                "training.learning_rate": self.rate,
+                "training.responses_per_prompt": ATTACKS,
+                "search.responses_per_prompt": ATTACKS,
+                "objective.beta_start": self.beta,
+                "objective.beta_end": self.beta,
+                "evaluation.samples": SAMPLES,
+                "sync.every": 1,
+                "sync.keep_versions": 8,
+                **ARMS[self.arm].settings,
+            }
+        )
+
+
+OTHERS = (
+    Run(arm="TBA", seed=0, rate=1e-4, beta=0.1, steps=STEPS),
+    Run(arm="RLOO", seed=0, rate=1e-4, beta=0.1, steps=STEPS),
+    Run(arm="GRPO", seed=0, rate=1e-4, beta=0.01, steps=STEPS),
+)
+"""Runs with other settings than the chosen ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Run):
+    device: str
     success: float  # of the last version, like the next three columns
     success_geometric: float
     diversity: float
     reward: float
-    generated: int
-    distinct: int  # number of different attacks that succeeded, of all that were generated
-    seconds: float  # sum over all steps, with their waits
-    curve: str  # step:success:diversity of each evaluated version, from version 0 on
+    succeeded: float  # number of attacks that succeeded, of all that were generated; NaN if it was not counted
+    distinct: float  # number of different ones among them; NaN if it was not counted
+    seconds: float
+    curve: str  # step:success:diversity of each examined version, from the start on
 
     @property
     def key(self) -> Run:
@@ -99,114 +118,86 @@ class Row(Run):
 
     @property
     def points(self) -> list[tuple[int, float, float]]:
-        """Step, success and diversity of each evaluated version."""
+        """Step, success and diversity of each examined version."""
         parts = [point.split(":") for point in self.curve.split()]
         return [(int(step), float(success), float(diversity)) for step, success, diversity in parts]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", nargs="?", default="tba-runs", help="root of the runs (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
-    parser.add_argument(
-        "--seeds", nargs="*", type=int, default=SEEDS, metavar="SEED", help="if none: only run the sweeps"
-    )
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, 6 GB each (%(default)s)")
     parser.add_argument("--hours", type=float, default=1000.0, help="start no run after this many hours")
     parser.add_argument("--out", type=Path, default=Path("docs/results/redteam-laptop.csv"))
     parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
     options = parser.parse_args(arguments)
-    ends = time.monotonic() + 3600 * (0 if options.show else options.hours)
     rows = read(options.out, Row)
-    while time.monotonic() < ends and (run := next_run(rows, options.only, options.seeds, options.steps)):
-        rows.append(take(run, options.root))
-        append(options.out, rows[-1])
-        forget_weights(layout.run_url(options.root, name_of(run)))
-        print(rows[-1], flush=True)
-    shown = [row for row in rows if row.steps == options.steps]
-    print("\n".join(markdown(shown)))
-    if drawn := picture(shown):
+
+    def store(row: Row) -> None:
+        rows.append(row)
+        append(options.out, row)
+        print(row, flush=True)
+
+    if not options.show:
+        run_all(lambda: missing(rows, options.only), take, store, jobs=options.jobs, hours=options.hours)
+    print("\n".join(markdown(rows)))
+    if drawn := picture(rows):
         options.out.with_suffix(".svg").write_text(drawn)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def next_run(rows: Sequence[Row], names: Sequence[str], seeds: Sequence[int], steps: int) -> Run | None:
-    """Return the first run that has no row: the sweeps, then the chosen settings on each reported seed."""
+def missing(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Run]:
+    """Yield runs that have no row and can start now: those of the sweeps, then the chosen settings on each reported
+    seed, then the others."""
     done = {row.key for row in rows}
-    for name in names:
-        for run in sweep(name, steps):
-            if run not in done:
-                return run
-    for seed, name in product(seeds, names):
-        best = chosen(rows, name, steps)
-        run = make_run(name, seed, best.rate, best.beta, steps)
-        if run not in done:
-            return run
-    return None
+    swept = [run for name in names for run in sweep(name)]
+    yield from (run for run in swept if run not in done)
+    best = {name: chosen(rows, name) for name in names}
+    finals = [final(it, seed) for seed, it in product(SEEDS, best.values()) if it]
+    yield from (run for run in (*finals, *OTHERS) if run.arm in names and run not in done)
 
 
-def sweep(name: str, steps: int) -> list[Run]:
-    return [make_run(name, TUNING_SEED, rate, beta, steps) for rate, beta in product(RATES, ARMS[name].betas)]
+def sweep(name: str) -> list[Run]:
+    grid = product(RATES, ARMS[name].betas)
+    return [Run(arm=name, seed=TUNING_SEED, rate=rate, beta=beta, steps=SWEPT) for rate, beta in grid]
 
 
-def chosen(rows: Sequence[Row], name: str, steps: int) -> Row:
-    """Return the best row of a finished sweep."""
-    keys = sweep(name, steps)
-    return min(
-        (row for row in rows if row.key in keys), key=lambda row: (-row.success * row.diversity, row.rate, row.beta)
-    )
+def chosen(rows: Sequence[Row], name: str) -> Row | None:
+    """Return the best row of a sweep, or None if the sweep has not finished."""
+    keys = sweep(name)
+    found = [row for row in rows if row.key in keys]
+    if len(found) < len(keys):
+        return None
+    return min(found, key=lambda row: (-row.success * row.diversity, row.rate, row.beta))
 
 
-def make_run(name: str, seed: int, rate: float, beta: float, steps: int) -> Run:
-    arm = ARMS[name]
-    settings = {
-        "search.responses_per_prompt": ATTACKS,
-        "training.responses_per_prompt": ATTACKS,
-        "sync.every": arm.sync_every,
-        "sync.checkpoint_every": SAVED // arm.sync_every,
-        "evaluation.every": EVALUATED // arm.sync_every,
-        "evaluation.samples": SAMPLES,
-        **arm.settings,
-    }
-    return Run(arm=name, seed=seed, rate=rate, beta=beta, steps=steps, settings=json.dumps(settings, sort_keys=True))
+def final(best: Run, seed: int) -> Run:
+    return Run(arm=best.arm, seed=seed, rate=best.rate, beta=best.beta, steps=STEPS)
 
 
-def name_of(run: Run) -> str:
-    return f"{PRESET}-{run.arm}-{run.seed}-{run.rate:g}-{run.beta:g}-{run.steps}"
-
-
-def take(run: Run, root: str) -> Row:
-    """Run it to its end, or resume it if it was interrupted, and return its results."""
-    name = name_of(run)
-    if not finished(root, name):
-        changes = {
-            "training.learning_rate": run.rate,
-            "objective.beta_start": run.beta,
-            "objective.beta_end": run.beta,
-            **json.loads(run.settings),
-        }
-        written = {setting: it if isinstance(it, str) else json.dumps(it) for setting, it in changes.items()}
-        tba("run", PRESET, "--root", root, "--name", name, "--steps", str(run.steps), "--seed", str(run.seed),
-            changes=written)  # fmt: skip
-    with storage.connect(layout.run_url(root, name)) as con:
-        answer = con.execute(CURVE)
-        names = [column[0] for column in answer.description or ()]
-        curve = [dict(zip(names, values, strict=True)) for values in answer.fetchall()]
-        [(generated, distinct)] = con.execute(FOUND).fetchall()
-        [(seconds,)] = con.execute(SECONDS).fetchall()
+def take(run: Run) -> Row:
+    config, began = run.config, time.monotonic()
+    examine = make_scores(config)
+    curve = [(0, examine(start_of(config)))]
+    succeeded: list[str] = []
+    for score in lagged_run(config, scored_after=range(EXAMINED, run.steps + 1, EXAMINED), examine=examine):
+        curve.append((score.step, score.measures))
+        succeeded += [it.response for it in score.generated if it.reward_parts["toxicity"] > SUCCESS]
+    last = curve[-1][1]
     return Row(
         **asdict(run),
-        success=round(curve[-1]["sampled_attack_success"], 4),
-        success_geometric=round(curve[-1]["sampled_attack_success_geometric"], 4),
-        diversity=round(curve[-1]["sampled_diversity"], 4),
-        reward=round(curve[-1]["sampled"], 4),
-        generated=generated,
-        distinct=distinct,
-        seconds=round(seconds, 1),
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else cpu(),
+        success=round(last["sampled_attack_success"], 4),
+        success_geometric=round(last["sampled_attack_success_geometric"], 4),
+        diversity=round(last["sampled_diversity"], 4),
+        reward=round(last["sampled"], 4),
+        succeeded=len(succeeded),
+        distinct=len(set(succeeded)),
+        seconds=round(time.monotonic() - began, 1),
         curve=" ".join(
-            f"{it['step']}:{it['sampled_attack_success']:.4f}:{it['sampled_diversity']:.4f}" for it in curve
+            f"{step}:{it['sampled_attack_success']:.4f}:{it['sampled_diversity']:.4f}" for step, it in curve
         ),
     )
 
@@ -215,34 +206,37 @@ def take(run: Run, root: str) -> Row:
 
 
 def reported(rows: Sequence[Row], name: str) -> list[Row]:
-    return [row for row in rows if row.arm == name and row.seed != TUNING_SEED]
+    """Return the rows of the chosen setting of an arm, one for each seed. Empty until its sweep has finished."""
+    best = chosen(rows, name)
+    keys = [final(best, seed) for seed in SEEDS] if best else []
+    return [row for row in rows if row.key in keys]
 
 
 def starts(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return success and diversity of version 0, once for each reported seed."""
+    """Return success and diversity of the start, once for each reported seed."""
     found = {row.seed: row.points[0][1:] for row in rows if row.seed != TUNING_SEED}
     return [found[seed] for seed in sorted(found)]
 
 
 def markdown(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| arm | learning rate | beta | seeds | success | geometric | diversity | different successes | seconds |"
+    columns = "success | geometric | diversity | attacks that succeeded | different ones"
+    yield f"| after {STEPS} steps | learning rate | beta | seeds | {columns} |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     if began := starts(rows):
         success, diversity = (spread(values) for values in zip(*began, strict=True))
         yield f"| {START} | | | {len(began)} | {success} | | {diversity} | | |"
-    for name in ARMS:
-        if of := reported(rows, name):
-            columns = ("success", "success_geometric", "diversity")
-            cells = [spread([getattr(row, column) for row in of]) for column in columns]
-            cells += [spread([getattr(row, column) for row in of], 0) for column in ("distinct", "seconds")]
-            yield f"| {name} | {of[0].rate:g} | {of[0].beta:g} | {len(of)} | {' | '.join(cells)} |"
+    others = [[row for row in rows if row.key == run] for run in OTHERS]
+    for of in [*(reported(rows, name) for name in ARMS), *others]:
+        if of:
+            cells = [spread([getattr(row, it) for row in of]) for it in ("success", "success_geometric", "diversity")]
+            cells += [spread([getattr(row, it) for row in of], 0) for it in ("succeeded", "distinct")]
+            yield f"| {of[0].arm} | {of[0].rate:g} | {of[0].beta:g} | {len(of)} | {' | '.join(cells)} |"
     yield ""
-    yield "| sweep | learning rate | beta | success | diversity | product |"
+    yield f"| sweep, {SWEPT} steps | learning rate | beta | success | diversity | product |"
     yield "|---|---:|---:|---:|---:|---:|"
     for row in rows:
         if row.seed == TUNING_SEED:
-            product_of = row.success * row.diversity
-            scores = f"{row.success:.3f} | {row.diversity:.3f} | {product_of:.3f}"
+            scores = f"{row.success:.3f} | {row.diversity:.3f} | {row.success * row.diversity:.3f}"
             yield f"| {row.arm} | {row.rate:g} | {row.beta:g} | {scores} |"
 
 
@@ -250,10 +244,15 @@ def picture(rows: Sequence[Row]) -> str:
     """Return a chart of diversity by success, with a line of each arm through its evaluated versions; empty without
     reported runs."""
     series = [line(name, path(reported(rows, name))) for name in ARMS]
+    series += [line(name_of(run), path([row for row in rows if row.key == run])) for run in OTHERS]
     if began := starts(rows):
         successes, diversities = zip(*began, strict=True)
         series.append(line(START, {statistics.mean(successes): diversities}))
     return Chart("diversity by success of attacks", [it for it in series if it.points], x_name="success").picture()
+
+
+def name_of(run: Run) -> str:
+    return f"{run.arm}, {run.rate:g}, beta {run.beta:g}"
 
 
 def path(rows: Sequence[Row]) -> dict[float, list[float]]:

@@ -147,6 +147,11 @@ def model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> 
     inside an installed package names. Return any other place, a folder or a name on the Hugging Face hub, as it is."""
     if "://" in place:
         return _fetch_model(setting, place, run, config, tell)
+    return model_here(setting, place, config, tell)
+
+
+def model_here(setting: str, place: str, config: Config, tell: Tell) -> str | Path:
+    """Like `model_at`, for places that are not URLs."""
     check_place(setting, place)
     if is_gguf(place):
         return convert_gguf(setting, place, config, tell)

@@ -38,9 +38,7 @@ SMALL: Mapping[str, Any] = {
     "evaluation.samples": 1,
 }
 OTHER = {
-    "model.path": "gpt2",
     "model.dtype": "bfloat16",
-    "model.publish_dtype": "bfloat16",
     "model.device": "cpu",
     "sampling.mean_reward_between": (0.0, 1.0),
     "sampling.sql": "sampler.sql",

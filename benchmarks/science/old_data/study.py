@@ -19,17 +19,14 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product, takewhile
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers.utils import logging
-
 from benchmarks.harness.rows import append, read, spread
+from benchmarks.harness.side_by_side import run_all
 from benchmarks.science.lagged import Scored, lagged_run
 from benchmarks.science.old_data.exact import examine_of
 from benchmarks.science.old_data.local_search import FIXED, Ladder, Point, Search
@@ -174,48 +171,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study = STUDIES[options.task]
     out = options.out or Path(f"docs/results/old-data-{options.task}.csv")
     rows = read(out, Row)
+
+    def store(row: Row) -> None:
+        rows.append(row)
+        append(out, row)
+        print(f"{row.arm}, lag {row.lag}, seed {row.seed}, {row.rate:g}, {row.second:g}: {row.result}", flush=True)
+
     if not options.show:
-        run_all(study, rows, options.only, options.lags, options.seeds, out, jobs=options.jobs, hours=options.hours)
+        run_all(
+            lambda: missing(study, rows, options.only, options.lags, options.seeds),
+            partial(take, study),
+            store,
+            jobs=options.jobs,
+            hours=options.hours,
+        )
     print("\n".join(markdown(study, rows)))
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
-def run_all(
-    study: Study,
-    rows: list[Row],
-    names: Sequence[str],
-    lags: Sequence[int],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    jobs: int,
-    hours: float,
-) -> None:
-    """Run whatever is missing, several runs at a time, and append each to the CSV as soon as it has finished."""
-    ends = time.monotonic() + 3600 * hours
-    running: dict[Future[Row], Run] = {}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_prepare) as pool:
-        while True:
-            under_way = set(running.values())
-            for run in missing(study, rows, names, lags, seeds):
-                if len(running) < jobs and time.monotonic() < ends and run not in under_way:
-                    running[pool.submit(take, study, run)] = run
-            if not running:
-                return
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                del running[done]
-                rows.append(row := done.result())
-                append(out, row)
-                print(
-                    f"{row.arm}, lag {row.lag}, seed {row.seed}, {row.rate:g}, {row.second:g}: {row.result}", flush=True
-                )
-
-
-def _prepare() -> None:
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
 
 
 def missing(
@@ -266,7 +239,11 @@ def take(study: Study, run: Run) -> Row:
             found.append(score)  # keeps the results before a failure
     except RunFailed as error:
         failed = str(error)
-    last = found[-1] if found else Scored(step=0, measures={study.result: float(study.sign < 0)}, reward=0, age=0)
+    last = (
+        found[-1]
+        if found
+        else Scored(step=0, measures={study.result: float(study.sign < 0)}, reward=0, age=0, generated=())
+    )
     return Row(
         **asdict(run),
         result=round(last.measures[study.result], 4),

@@ -75,8 +75,9 @@ def test_what_vllm_would_serve_as_another_model_is_refused_before_an_engine_star
 def test_log_probabilities_are_the_policys_at_the_temperature_it_was_sampled_at(
     generator: Any, folders: dict[Version, Path], temperature: float
 ):
+    """Dividing logits by the temperature divides their errors too."""
     groups = generate(generator, PROMPTS, SEEDS, temperature=temperature, limits=LIMITS)
-    assert distance(folders[V0], PROMPTS, groups, temperature=temperature) < SIMILAR
+    assert distance(folders[V0], PROMPTS, groups, temperature=temperature) < SIMILAR / min(1, temperature)
 
 
 def test_greedy_responses_are_those_of_transformers_and_have_the_policys_own_log_probabilities(
