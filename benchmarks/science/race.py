@@ -18,6 +18,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -48,9 +49,9 @@ class Arm:
     task: str = ""  # the task that is run, if it is not the race's preset
     trl: str = ""  # TRL's trainer, for an arm of TRL: grpo, rloo or online-dpo
     latency: float = 0.0  # seconds that each batch of rewards of a TRL arm waits
-    threads: Sequence[str] = ("1",)
+    threads: Sequence[str] = ()  # to choose from; 1 if empty
     steps: int  # maximum
-    rates_of: str = ""  # the arm whose learning rate and threads this arm takes, if not its own
+    rates_of: str = ""  # the arm whose learning rate this arm takes, and whose threads if it has none of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +107,13 @@ def main(race: Race, description: str | None, arguments: Sequence[str] | None = 
     )
     parser.add_argument("--goal", type=float, default=race.goal)
     parser.add_argument("--trl", type=Path, help="folder with TRL")
+    parser.add_argument("--hours", type=float, default=1000.0, help="start no run after this many hours")
     parser.add_argument("--out", type=Path, default=race.results)
     parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
     options = parser.parse_args(arguments)
     logging.disable_progress_bar()
-    rows = read(options.out, Row)
-    while not options.show and (run := next_run(race, rows, options.only, options.seeds, options.goal)):
+    rows, ends = read(options.out, Row), time.monotonic() + 3600 * (0 if options.show else options.hours)
+    while time.monotonic() < ends and (run := next_run(race, rows, options.only, options.seeds, options.goal)):
         rows.append(take(race, run, options.root, options.trl))
         append(options.out, rows[-1])
         print(rows[-1], flush=True)
@@ -139,8 +141,12 @@ def next_run(race: Race, rows: Sequence[Row], names: Sequence[str], seeds: Seque
 
 def rates(race: Race, name: str, goal: float) -> list[Run]:
     of = race.arms[name].rates_of or name
-    first = race.arms[of].threads[0]
+    first, *_ = threads_of(race, of)
     return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=first, goal=goal) for rate in race.rates]
+
+
+def threads_of(race: Race, name: str) -> Sequence[str]:
+    return race.arms[name].threads or ("1",)
 
 
 def threads(race: Race, rows: Sequence[Row], name: str, goal: float) -> list[Run]:
@@ -150,13 +156,16 @@ def threads(race: Race, rows: Sequence[Row], name: str, goal: float) -> list[Run
         return []
     rate = min(tried, key=lambda row: (row.steps, -row.reached, row.rate)).rate
     of = race.arms[name].rates_of or name
-    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=it, goal=goal) for it in race.arms[of].threads]
+    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=it, goal=goal) for it in threads_of(race, of)]
 
 
 def best(race: Race, rows: Sequence[Row], name: str, seed: int, goal: float) -> Run:
     tried = [row for row in rows if row.key in threads(race, rows, name, goal)]
     chosen = min(tried, key=lambda row: (row.seconds, row.seconds_per_step))
-    return Run(arm=name, seed=seed, rate=chosen.rate, threads=chosen.threads, goal=goal)
+    of_its_own = race.arms[name].rates_of and race.arms[name].threads
+    return Run(
+        arm=name, seed=seed, rate=chosen.rate, threads=of_its_own[0] if of_its_own else chosen.threads, goal=goal
+    )
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

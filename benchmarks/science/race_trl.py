@@ -128,7 +128,7 @@ def make_trainer(
         "learning_rate": asked["rate"],
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": asked["warmup"],
-        "temperature": 1.0,
+        "temperature": asked.get("temperature", 1.0),
         "adam_beta2": asked.get("adam_beta2", 0.999),
         "max_grad_norm": asked.get("clip_norm", 1.0),
         "use_cpu": True,

@@ -3,6 +3,7 @@
 import math
 import shutil
 import sys
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 
 from benchmarks.harness.memory import measured
 from benchmarks.harness.rows import append, read
-from benchmarks.science.race import TUNING_SEED, Row, Run, next_run, reached
+from benchmarks.science.laptop import LAPTOP
+from benchmarks.science.race import TUNING_SEED, Race, Row, Run, next_run, reached
 from benchmarks.science.runs import finished_in_one_go
 from benchmarks.science.speed import QUICKSTART
+from flows.commands.arguments import read_changes
+from tba.presets import preset
 from tests.support.storage.synthetic import make_live_run
 
 STORED = Path(__file__).parents[1] / "data" / "0.1.0"
@@ -37,6 +41,27 @@ def test_rates_are_chosen_first_then_threads_then_the_seeds_run_with_both():
         (arm, TUNING_SEED, 6e-4, "2"),
         *((name, seed, 6e-4, "2") for seed in (0, 1) for name in BOTH),
     ]
+
+
+def test_an_arm_may_take_the_rate_of_another_and_threads_of_its_own():
+    names, rows, order = ["one version behind", "synchronous"], list[Row](), list[tuple[str, int, float, str]]()
+    while run := next_run(LAPTOP, rows, names, [0], 0.5):
+        order.append((run.arm, run.seed, run.rate, run.threads))
+        rows.append(row(run, steps=1 / run.rate, seconds=1.0))
+    assert order == [
+        *(("one version behind", TUNING_SEED, rate, "shared") for rate in LAPTOP.rates),
+        ("one version behind", 0, max(LAPTOP.rates), "shared"),
+        ("synchronous", 0, max(LAPTOP.rates), "2"),
+    ]
+
+
+@pytest.mark.parametrize("race", [QUICKSTART, LAPTOP], ids=["quickstart", "laptop"])
+def test_the_settings_of_every_arm_are_settings_of_the_preset(race: Race):
+    for arm in race.arms.values():
+        if not arm.trl:
+            task = {"task.name": arm.task} if arm.task else {}
+            written = [f"{name}={it}" for name, it in {**race.common, **arm.settings}.items()]
+            preset(race.preset).replace({**task, **read_changes(Namespace(changes=[written]))})
 
 
 def test_the_goal_is_reached_on_the_line_between_two_scored_versions():
