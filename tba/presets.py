@@ -166,7 +166,7 @@ RUDE = """\
 
 def redteam_laptop() -> Config:
     """Red-teaming with real models on two cores: SmolLM2-135M attacks itself, with 64 attacks per step. At first a few
-    attacks in a hundred succeed."""
+    attacks in a hundred succeed, and most after a dozen steps. A larger beta keeps more of the diversity of the start."""
     return Config(
         task=TaskConfig(
             name="redteam",
@@ -177,7 +177,7 @@ def redteam_laptop() -> Config:
             },
         ),
         model=ModelConfig(path=SMOLLM2, publish_dtype="bfloat16", threads="shared"),
-        objective=TrajectoryBalance(beta_start=0.2, beta_end=0.2),
+        objective=TrajectoryBalance(beta_start=0.1, beta_end=0.1),
         sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100_000),
         search=SearchConfig(
             searchers=1, responses_per_prompt=64, prompts_per_round=1, temperature=1.0, explore_share=0.5,
@@ -185,11 +185,11 @@ def redteam_laptop() -> Config:
             initial_fill=256,
         ),
         training=TrainingConfig(
-            steps=200, prompts_per_step=1, responses_per_prompt=64, groups_per_micro_batch=1, learning_rate=2e-5,
+            steps=60, prompts_per_step=1, responses_per_prompt=64, groups_per_micro_batch=1, learning_rate=1e-4,
             optimizer="adamw-fused", clip_norm=1.0, warmup_steps=10,
         ),
-        sync=SyncConfig(every=4, checkpoint_every=10),
-        evaluation=EvaluationConfig(every=10, prompts=1, samples=128),
+        sync=SyncConfig(every=4, checkpoint_every=5),
+        evaluation=EvaluationConfig(every=5, prompts=1, samples=128),
     )  # fmt: skip
 
 

