@@ -1,4 +1,4 @@
-"""Runs in memory: the policy of `sync.lag` updates ago generates each batch; settings without effect are refused."""
+"""Runs in memory: the policy of `sync.lag` syncs ago generates each batch; settings without effect are refused."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +44,6 @@ OTHER = {
     "sampling.sql": "sampler.sql",
     "search.prompts_where": "solve_rate > 0",
     "search.searchers": 2,
-    "sync.every": 2,
 }
 BESIDE: Mapping[str, Mapping[str, Any]] = {"search.prompts_where": {"search.prompts_from": "first"}}
 """Other settings that a setting needs."""
@@ -69,11 +68,17 @@ def small(**changes: Any) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("lag", "ages"),
-    [(0, [0, 0, 0, 0, 0]), (1, [0, 1, 1, 1, 1]), pytest.param(3, [0, 1, 2, 3, 3], marks=pytest.mark.long)],
+    ("lag", "every", "ages"),
+    [
+        (0, 1, [0, 0, 0, 0, 0]),
+        (1, 1, [0, 1, 1, 1, 1]),
+        (0, 2, [0, 1, 0, 1, 0]),
+        pytest.param(3, 1, [0, 1, 2, 3, 3], marks=pytest.mark.long),
+        pytest.param(1, 2, [0, 1, 2, 3, 2], marks=pytest.mark.long),
+    ],
 )
-def test_a_batch_comes_from_the_policy_of_lag_updates_ago(
-    lag: int, ages: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_comes_from_the_policy_of_lag_syncs_ago(
+    lag: int, every: int, ages: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Ages and log-probabilities agree: only at age 0 are the log-probabilities those of the policy that learns."""
     drawn: list[Sequence[Trajectory]] = []
@@ -93,7 +98,8 @@ def test_a_batch_comes_from_the_policy_of_lag_updates_ago(
     monkeypatch.setenv("TBA_CACHE", str(tmp_path))
     monkeypatch.setattr(lagged, "fetched_of", fetched)
     monkeypatch.setattr(Learner, "learn", learned)
-    config = small(**{"sync.lag": lag, "sync.keep_versions": lag + 2})
+    shape = {"search.prompts_per_round": 2 * every, "sync.every": every, "sync.keep_versions": lag + 2}
+    config = small(**{"sync.lag": lag, **shape})
     assert [it.age for it in lagged_run(config, scored_after=range(1, 6), examine=nothing)] == ages
     assert [it < 1e-3 for it in away] == [age == 0 for age in ages]
 
