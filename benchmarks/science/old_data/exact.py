@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.science.lagged import Examine, start_of
-from benchmarks.science.old_data.many_answers import ManyAnswers, right_answers
+from benchmarks.science.old_data.many_answers import ManyAnswers
 from tba.batches.packing import Group, packed_logps, tokens_per_call
 from tba.config import Config
 from tba.models.policy import Policy
@@ -25,7 +25,7 @@ from tba.types import Prompt
 
 Floats = NDArray[np.float64]
 TRIES = (1, 8, 64)
-PROBLEMS = {"many-answers": 16, "quickstart": 500}
+PROBLEMS = {"many-answers": 16, "rare-answers": 16, "quickstart": 500}
 """Number of held-out problems in an examination, by the name of the task."""
 
 
@@ -35,7 +35,7 @@ def examine_of(config: Config, *, beta: float) -> Examine:
     start, task = Policy.load(start_of(config)), get_task(config.task)
     prompts = task.prompts("test", [], start.tokenizer, max_tokens=config.search.max_prompt_tokens)
     prompts = prompts[: PROBLEMS[task.name]]
-    answers = [right_answers(int(it.answer)) if isinstance(task, ManyAnswers) else [it.answer] for it in prompts]
+    answers = [task.right_answers(int(it.answer)) if isinstance(task, ManyAnswers) else [it.answer] for it in prompts]
     ref_logps = right_logps(start, prompts, answers)
 
     def examine(folder: Path) -> Mapping[str, float]:
@@ -66,7 +66,8 @@ def measures_of(logp_N: Floats, ref_logp_N: Floats, beta: float) -> Mapping[str,
     """Return the measures of one problem from the log-probabilities of its N right answers under the policy and under
     the base policy.
 
-    `total_variation` and `kl` (of the policy from the target) are distances to the target. `answers` is the exponential
+    `total_variation` and `kl` (of the policy from the target) are distances to the target. `log_probability` is the
+    mean log-probability of right answers that are drawn from the target. `answers` is the exponential
     of the entropy of right answers: the number of answers that a uniform choice with this entropy has. `pass@k` is the
     probability that one of k responses is right, and `distinct@k` the expected number of different right answers among
     k responses.
@@ -79,6 +80,7 @@ def measures_of(logp_N: Floats, ref_logp_N: Floats, beta: float) -> Mapping[str,
         "right": right,
         "total_variation": 0.5 * (np.abs(p_N - target_N).sum() + abs(wrong - target_wrong)),
         "kl": _kl(np.append(p_N, wrong), np.append(target_N, target_wrong)),
+        "log_probability": np.dot(target_N, logp_N) / target_N.sum(),
         "answers": math.exp(-np.sum(share_N * np.log(share_N, where=share_N > 0, out=np.zeros_like(share_N)))),
     }
     for k in TRIES:

@@ -44,6 +44,9 @@ class ManyAnswers:
             for total, ids in zip(chosen, tokens, strict=True)
         ]
 
+    def right_answers(self, total: int) -> list[str]:
+        return right_answers(total)
+
     def reward(self, prompt: Prompt, response: Response) -> Reward:
         return Reward(value=float(response.finished and is_right(response.text, int(prompt.answer))))
 
