@@ -104,6 +104,10 @@ def test_an_arm_with_one_setting_searches_along_its_ladder():
     assert best == (7, 0) and len(ran) == 2 * 6  # rungs 2 to 7
 
 
+def test_a_single_point_needs_no_search():
+    assert Search((Ladder("rate", (1.0,), 0), FIXED), seeds=3).progress({}) == ((0, 0), [])
+
+
 # --- a study ----------------------------------------------------------------------------------------------------------
 
 

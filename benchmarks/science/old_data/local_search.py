@@ -41,8 +41,10 @@ class Search:
 
     def progress(self, scores: Scores) -> tuple[Point, list[tuple[Point, int]]]:
         """Return the best point so far, and the points to try next, each with the index of a seed. None are left when
-        the search has ended. Of equal points, the one with lower rungs is better."""
+        the search has ended. Of equal points, the one with lower rungs is better. A single point needs no search."""
         here = self.start
+        if not any(self.neighbours(here)):
+            return here, []
         if missing := self._missing([here], scores, -math.inf):
             return here, missing
         while True:

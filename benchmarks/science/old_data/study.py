@@ -85,9 +85,12 @@ STUDIES: Mapping[str, Study] = {
 class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     second: Ladder = FIXED
+    rate: Ladder = RATE
 
 
 WEIGHTED: Mapping[str, Any] = {"objective.weights": "ratio"}
+REPLAYED: Mapping[str, Any] = {"sampling.recent_share": 0.5}
+"""Half of each batch is drawn from all data."""
 PAIRS: Mapping[str, Any] = {
     "training.prompts_per_step": PROMPTS * RESPONSES // 2, "training.responses_per_prompt": 2,
     "search.prompts_per_round": PROMPTS * RESPONSES // 2, "search.responses_per_prompt": 2,
@@ -103,11 +106,15 @@ SCALE_RL: Mapping[str, Any] = {
 ARMS: Mapping[str, Arm] = {
     "TB": Arm(second=BETAS),
     "TB, weighted": Arm(WEIGHTED, BETAS),
+    "TB, half from all data": Arm(REPLAYED, BETAS),
+    "TB, weighted, half from all data": Arm({**WEIGHTED, **REPLAYED}, BETAS),
+    "the same, one setting for all lags": Arm({**WEIGHTED, **REPLAYED}, rate=Ladder(RATE.setting, (3e-4,), 0)),
     "Proximal TB": Arm({}, SHARES),
     "Proximal TB, weighted": Arm(WEIGHTED, SHARES),
     "TB, anchored at what sampled": Arm({"objective.anchor": "behaviour"}, BETAS),
     "TBA'": Arm({"objective.name": "tba-prime", "objective.reference_reset": 50}, BETAS),
     "Dr. GRPO": Arm({"objective.name": "dr-grpo"}, CLIPS),
+    "Dr. GRPO, half from all data": Arm({"objective.name": "dr-grpo", **REPLAYED}, CLIPS),
     "CISPO": Arm({"objective.name": "dr-grpo", **CISPO}, CLIPS),
     "ScaleRL": Arm(SCALE_RL, CLIPS),
     "M2PO": Arm({"objective.name": "m2po"}, MOMENTS),
@@ -210,7 +217,7 @@ def missing(
 
 
 def search_of(name: str) -> Search:
-    return Search((RATE, ARMS[name].second), len(TUNING_SEEDS))
+    return Search((ARMS[name].rate, ARMS[name].second), len(TUNING_SEEDS))
 
 
 def scores(study: Study, rows: Sequence[Row], name: str, lag: int) -> Mapping[Point, Sequence[float]]:
@@ -226,7 +233,7 @@ def scores(study: Study, rows: Sequence[Row], name: str, lag: int) -> Mapping[Po
 
 def make_run(name: str, lag: int, seed: int, point: Point) -> Run:
     arm = ARMS[name]
-    rate, second = RATE.values[point[0]], arm.second.values[point[1]]
+    rate, second = arm.rate.values[point[0]], arm.second.values[point[1]]
     settings = json.dumps(dict(arm.settings), sort_keys=True)
     return Run(arm=name, lag=lag, seed=seed, rate=rate, second=second, settings=settings)
 
@@ -285,6 +292,6 @@ def markdown(study: Study, rows: Sequence[Row]) -> Iterator[str]:
 def _setting(study: Study, rows: Sequence[Row], name: str, lag: int) -> str:
     """Return the chosen setting of an arm, or an empty text if the search has not ended."""
     best, more = search_of(name).progress(scores(study, rows, name, lag))
-    second = ARMS[name].second
-    values = [RATE.values[best[0]], *([] if second is FIXED else [second.values[best[1]]])]
+    arm = ARMS[name]
+    values = [arm.rate.values[best[0]], *([] if arm.second is FIXED else [arm.second.values[best[1]]])]
     return "" if more else ", ".join(f"{value:g}" for value in values)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.science import ablations as study
+from benchmarks.science.old_data import one_change as study
 from benchmarks.science.old_data.study import STEPS, STUDIES
 
 RUNS = [study.Run(factor=factor, value=value, seed=0) for factor, of in study.FACTORS.items() for value in of]
