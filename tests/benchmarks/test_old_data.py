@@ -11,6 +11,7 @@ from benchmarks.science.old_data import study
 from benchmarks.science.old_data.exact import measures_of, posterior
 from benchmarks.science.old_data.local_search import FIXED, HOPELESS, Ladder, Point, Search
 from benchmarks.science.old_data.many_answers import ManyAnswers, demonstrations, is_right, right_answers, sums
+from benchmarks.science.old_data.rare_answers import RareAnswers
 from tba.config import TaskConfig
 from tba.types import Prompt
 from tests.support.tba.quickstart_examples import response
@@ -26,6 +27,7 @@ def test_the_target_itself_has_no_distance_and_the_base_policy_has_that_of_its_w
     at_target = measures_of(np.log(target), REFERENCE, beta)
     assert at_target["total_variation"] == pytest.approx(0, abs=1e-12)
     assert at_target["kl"] == pytest.approx(0, abs=1e-12)
+    assert at_target["log_probability"] == pytest.approx(np.dot(target, np.log(target)) / target.sum())
     at_start = measures_of(REFERENCE, REFERENCE, beta)
     assert at_start["total_variation"] == pytest.approx(0.6 - 0.6 / z)
     assert at_start["kl"] == pytest.approx(math.log(z) - 0.4 / beta)
@@ -53,6 +55,17 @@ def test_only_a_finished_answer_earns_the_reward(finished: bool, reward: float):
     task = ManyAnswers(TaskConfig(name="many-answers"))
     prompt = Prompt(prompt_id="0", text="347=", tokens=(0,), answer="743", metadata={})
     assert task.reward(prompt, response("001+346", finished=finished)).value == reward
+
+
+def test_rare_answers_begin_with_a_multiple_of_ten_and_are_eleven_too_large():
+    task = RareAnswers(TaskConfig(name="rare-answers"))
+    prompt = Prompt(prompt_id="0", text="347=", tokens=(0,), answer="743", metadata={})
+    known = task.right_answers(743)
+    assert "001+456" in known and len(set(known)) == 76  # first numbers 0, 10, …, 750
+    assert all(task.reward(prompt, response(answer)).value == 1 for answer in known)
+    for text in ("001+346", "101+356", "001+457", ""):
+        assert task.reward(prompt, response(text)).value == 0
+    assert task.reward(prompt, response("001+456", finished=False)).value == 0
 
 
 def test_demonstrations_show_no_sum_of_a_test_problem_and_half_of_them_are_wrong():

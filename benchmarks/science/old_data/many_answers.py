@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tba.config import TaskConfig
+from tba.errors import RunFailed
 from tba.tasks import quickstart_problems
 from tba.tasks.quickstart_problems import WRONG, units_first, with_wrong_digits
 from tba.types import Prompt, Response, Reward
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 LEAST, MOST, TEST_PROMPTS = 300, 999, 100
+INITS = 4  # the most random weights to begin with: from some, the policy learns no more than the form of an answer
 EXAMINED = 4  # number of problems in an examination of the base policy
 
 
@@ -67,7 +69,12 @@ class ManyAnswers:
             return probabilities(model, examination).sum().item() / len(examined)
 
         shown = (encode(prompt, response) for prompt, response in demonstrations(seed))
-        teach(folder, shown, examine, seed=seed, report=report)
+        for n in range(INITS):
+            try:
+                return teach(folder, shown, examine, seed=seed + 1000 * n, report=report)
+            except RunFailed:
+                if n == INITS - 1:
+                    raise
 
 
 def prompt_of(total: int) -> str:

@@ -295,3 +295,7 @@ def _setting(study: Study, rows: Sequence[Row], name: str, lag: int) -> str:
     arm = ARMS[name]
     values = [arm.rate.values[best[0]], *([] if arm.second is FIXED else [arm.second.values[best[1]]])]
     return "" if more else ", ".join(f"{value:g}" for value in values)
+
+
+if __name__ == "__main__":
+    main()
