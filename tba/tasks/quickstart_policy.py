@@ -39,23 +39,22 @@ def teach(
     *,
     seed: int,
     report: Callable[[str, float], None],
-    steps: int = STEPS,
 ) -> None:
     """Teach a model until its share of right answers, which `examine` returns, is in the wanted range, then write the
     model and tokenizer."""
     model = make_model(seed)
     batches = (list(islice(demonstrated, BATCH)) for _ in count())
-    training = fine_tune(model, batches, steps=steps, learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS)
+    training = fine_tune(model, batches, steps=STEPS, learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS)
     right = 0.0
     for step, _ in enumerate(training, start=1):
         if step % EXAMINE_EVERY:
             continue
         right = examine(model)
-        report(f"making the base policy: {right:.0%} right after {step} steps", max(step / steps, right / ENOUGH))
+        report(f"making the base policy: {right:.0%} right after {step} steps", max(step / STEPS, right / ENOUGH))
         if ENOUGH <= right <= TOO_MUCH:
             break
     else:
-        raise RunFailed(f"the base policy is right {right:.0%} of the time after {steps} steps: try another seed")
+        raise RunFailed(f"the base policy is right {right:.0%} of the time after {STEPS} steps: try another seed")
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
 
