@@ -21,21 +21,29 @@ def run_all(
     jobs: int,
     hours: float,
 ) -> None:
-    """Take whatever `missing` returns until nothing is missing, and call `done` as soon as one has finished. Start none
-    after this many hours. `missing` is asked again after each, and `take` must be a function of a module."""
+    """Run every experiment that `missing` yields, at most `jobs` at a time. Pass each result to `done`, and ask
+    `missing` again. Start no experiment after `hours`, nor after one has failed: then raise its error once the others
+    have finished. `take` must be a function of a module."""
     ends = time.monotonic() + 3600 * hours
     running: dict[Future[Row], Run] = {}
+    failed: BaseException | None = None
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         while True:
-            under_way = list(running.values())
             for run in missing():
-                if len(running) < jobs and time.monotonic() < ends and run not in under_way:
+                if len(running) == jobs or failed or time.monotonic() >= ends:
+                    break
+                if run not in running.values():
                     running[pool.submit(take, run)] = run
             if not running:
-                return
+                break
             for it in wait(running, return_when=FIRST_COMPLETED).done:
                 del running[it]
-                done(it.result())
+                if error := it.exception():
+                    failed = failed or error
+                else:
+                    done(it.result())
+    if failed:
+        raise failed
 
 
 def _prepare() -> None:

@@ -6,12 +6,12 @@ synchronous, and TRL's trainers.
 
 It needs the packages of requirements-laptop.txt, vLLM for our searchers, and TRL in a folder of its own, as `speed.py`
 says. The policy is SmolLM2-135M-Instruct, the task that of the preset `reasoning-gym`: sums of two numbers. All arms
-have the same start, prompts, rewards, cores and 128 responses per step: 8 to each of 16 prompts, or 2 to each of 64 for
-methods that compare pairs. They sample at temperature 0.7 and use AdamW (0.9, 0.95) in float32, bfloat16 products,
-clipping at 1, a warm-up of 5 steps and then a constant learning rate.
+have the same start, prompts, rewards and cores, and generate 128 responses per step: 8 to each of 16 prompts, or 2 to
+each of 64 for methods that compare pairs. They sample at temperature 0.7 and use AdamW (0.9, 0.95) in float32, bfloat16
+products, clipping at 1, a warm-up of 5 steps and then a constant learning rate.
 
 Our arms have the settings of the preset: they learn from the better of 4 responses to each of 32 problems, drawn from
-the whole run. They differ in nothing but who waits for whom, so the rate of one version behind is that of all three.
+the whole run. They differ only in who waits for whom, so all take the rate that is best one version behind.
 They share the two cores between roles and generate with vLLM; the synchronous ones give both cores to the role that
 works. The asynchronous searcher generates at most two rounds with a version, because the cores are the trainer's too.
 TRL's trainers generate with transformers and use two threads; their other settings keep their defaults.
@@ -38,17 +38,17 @@ LAPTOP = Race(
     preset="reasoning-gym",
     arms={
         "one version behind": Arm(settings=ONE_BEHIND, threads=("shared",), steps=40),
-        "asynchronous": Arm(settings=ASYNCHRONOUS, threads=("shared",), steps=40, rates_of="one version behind"),
-        "synchronous": Arm(settings=SYNCHRONOUS, threads=("2",), steps=40, rates_of="one version behind"),
+        "asynchronous": Arm(settings=ASYNCHRONOUS, steps=40, rates_of="one version behind"),
+        "synchronous": Arm(settings=SYNCHRONOUS, other_threads="2", steps=40, rates_of="one version behind"),
         "TRL's GRPO": Arm(trl="grpo", threads=("2",), steps=60),
         "TRL's RLOO": Arm(trl="rloo", threads=("2",), steps=60),
         "TRL's online DPO": Arm(trl="online-dpo", threads=("2",), steps=60),
         "asynchronous, 3 paced searchers": Arm(
-            settings={**ASYNCHRONOUS, **PACE, "search.searchers": 3},
-            threads=("shared",), task=PACED, steps=40, rates_of="one version behind",
+            settings={**ASYNCHRONOUS, **PACE, "search.searchers": 3}, task=PACED, steps=40,
+            rates_of="one version behind",
         ),
         "synchronous, a paced searcher": Arm(
-            settings={**SYNCHRONOUS, **PACE}, threads=("2",), task=PACED, steps=40, rates_of="one version behind"
+            settings={**SYNCHRONOUS, **PACE}, other_threads="2", task=PACED, steps=40, rates_of="one version behind"
         ),
         "TRL's GRPO, paced": Arm(trl="grpo", latency=LATENCY, steps=60, rates_of="TRL's GRPO"),
     },

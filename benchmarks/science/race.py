@@ -49,9 +49,10 @@ class Arm:
     task: str = ""  # the task that is run, if it is not the race's preset
     trl: str = ""  # TRL's trainer, for an arm of TRL: grpo, rloo or online-dpo
     latency: float = 0.0  # seconds that each batch of rewards of a TRL arm waits
-    threads: Sequence[str] = ()  # to choose from; 1 if empty
+    threads: Sequence[str] = ("1",)  # to choose from
     steps: int  # maximum
-    rates_of: str = ""  # the arm whose learning rate this arm takes, and whose threads if it has none of its own
+    rates_of: str = ""  # the arm whose learning rate and threads this arm takes, if not its own
+    other_threads: str = ""  # instead of those of `rates_of`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +142,8 @@ def next_run(race: Race, rows: Sequence[Row], names: Sequence[str], seeds: Seque
 
 def rates(race: Race, name: str, goal: float) -> list[Run]:
     of = race.arms[name].rates_of or name
-    first, *_ = threads_of(race, of)
+    first = race.arms[of].threads[0]
     return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=first, goal=goal) for rate in race.rates]
-
-
-def threads_of(race: Race, name: str) -> Sequence[str]:
-    return race.arms[name].threads or ("1",)
 
 
 def threads(race: Race, rows: Sequence[Row], name: str, goal: float) -> list[Run]:
@@ -156,16 +153,14 @@ def threads(race: Race, rows: Sequence[Row], name: str, goal: float) -> list[Run
         return []
     rate = min(tried, key=lambda row: (row.steps, -row.reached, row.rate)).rate
     of = race.arms[name].rates_of or name
-    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=it, goal=goal) for it in threads_of(race, of)]
+    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=it, goal=goal) for it in race.arms[of].threads]
 
 
 def best(race: Race, rows: Sequence[Row], name: str, seed: int, goal: float) -> Run:
     tried = [row for row in rows if row.key in threads(race, rows, name, goal)]
     chosen = min(tried, key=lambda row: (row.seconds, row.seconds_per_step))
-    of_its_own = race.arms[name].rates_of and race.arms[name].threads
-    return Run(
-        arm=name, seed=seed, rate=chosen.rate, threads=of_its_own[0] if of_its_own else chosen.threads, goal=goal
-    )
+    own = race.arms[name].other_threads or chosen.threads
+    return Run(arm=name, seed=seed, rate=chosen.rate, threads=own, goal=goal)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@
 
 It is figure 5 (left) of the TBA paper in small. SmolLM2-135M attacks itself, and the classifier of alt-profanity-check
 judges its answers, as in the preset `redteam-laptop`. It needs the packages of requirements-laptop.txt. Each run is a
-process with an exact lag (lagged.py), takes `STEPS` steps of `ATTACKS` attacks, and is on a GPU if there is one: with
-9 GB of its memory a run, and 14 runs at a time on a GPU with 139 GB, a step takes 5 to 7 seconds.
+process with an exact lag (lagged.py), takes `STEPS` steps of `ATTACKS` attacks, and is on a GPU if there is one. There
+a run takes 9 GB of the GPU's memory, and on a CPU 6 GB of main memory.
 
 TBA trains as the preset does: half of each batch is drawn from the newest attacks, which are 4 updates old, and the
 other half from all. Half of the attacks explore at another temperature. RLOO and GRPO are for fresh data: they learn
@@ -126,7 +126,7 @@ class Row(Run):
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, 6 GB each (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (%(default)s)")
     parser.add_argument("--hours", type=float, default=1000.0, help="start no run after this many hours")
     parser.add_argument("--out", type=Path, default=Path("docs/results/redteam-laptop.csv"))
     parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
@@ -156,7 +156,7 @@ def missing(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Run]:
     yield from (run for run in swept if run not in done)
     best = {name: chosen(rows, name) for name in names}
     finals = [final(it, seed) for seed, it in product(SEEDS, best.values()) if it]
-    yield from (run for run in (*finals, *OTHERS) if run.arm in names and run not in done)
+    yield from (run for run in dict.fromkeys((*finals, *OTHERS)) if run.arm in names and run not in done)
 
 
 def sweep(name: str) -> list[Run]:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from benchmarks.harness.fetched import fetched_of
 from benchmarks.harness.tiny_models import tiny_folder
@@ -38,9 +40,11 @@ SMALL: Mapping[str, Any] = {
     "evaluation.samples": 1,
 }
 OTHER = {
+    "model.revision": "old",
+    "model.trust_remote_code": True,
     "model.dtype": "bfloat16",
     "model.device": "cpu",
-    "sampling.mean_reward_between": (0.0, 1.0),
+    "model.lora_rank": 4,
     "sampling.sql": "sampler.sql",
     "search.prompts_where": "solve_rate > 0",
     "search.searchers": 2,
@@ -74,7 +78,7 @@ def small(**changes: Any) -> Config:
         (1, 1, [0, 1, 1, 1, 1]),
         (0, 2, [0, 1, 0, 1, 0]),
         pytest.param(3, 1, [0, 1, 2, 3, 3], marks=pytest.mark.long),
-        pytest.param(1, 2, [0, 1, 2, 3, 2], marks=pytest.mark.long),
+        (1, 2, [0, 1, 2, 3, 2]),
     ],
 )
 def test_a_batch_comes_from_the_policy_of_lag_syncs_ago(
@@ -119,6 +123,28 @@ def test_a_setting_that_would_be_without_effect_is_refused_by_its_name(name: str
     with pytest.raises(ConfigError) as refused:
         next(lagged_run(config, scored_after=[1], examine=nothing))
     assert str(refused.value).startswith(f"{name} must be ") and str(refused.value).endswith(f" got {value!r}")
+
+
+def test_a_policy_is_published_in_the_number_format_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Rounds of the base policy are not shared between formats."""
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path))
+    found: list[set[torch.dtype]] = []
+
+    def formats(folder: Path) -> Mapping[str, float]:
+        found.append({it.dtype for it in load_file(folder / "model.safetensors").values()})
+        return {}
+
+    generated = [
+        next(lagged_run(small(**{"model.publish_dtype": name}), scored_after=[1], examine=formats)).generated
+        for name in ("float32", "bfloat16")
+    ]
+    assert found == [{torch.float32}, {torch.bfloat16}]
+    assert generated[0][0].behaviour_logps != generated[1][0].behaviour_logps
+
+
+def test_a_model_that_is_no_folder_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.path must be a folder with model\.safetensors, got 'gpt2'"):
+        next(lagged_run(small(**{"model.path": "gpt2"}), scored_after=[1], examine=nothing))
 
 
 def test_every_setting_without_effect_is_tried():

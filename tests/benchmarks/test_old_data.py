@@ -62,6 +62,7 @@ def test_rare_answers_begin_with_a_multiple_of_ten_and_are_eleven_too_large():
     prompt = Prompt(prompt_id="0", text="347=", tokens=(0,), answer="743", metadata={})
     known = task.right_answers(743)
     assert "001+456" in known and len(set(known)) == 76  # first numbers 0, 10, …, 750
+    assert len(task.right_answers(999)) == 98  # 20, 30, …, 990: all numbers have three digits
     assert all(task.reward(prompt, response(answer)).value == 1 for answer in known)
     for text in ("001+346", "101+356", "001+457", ""):
         assert task.reward(prompt, response(text)).value == 0

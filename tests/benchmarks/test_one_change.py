@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from benchmarks.science.lagged import checked_lag
 from benchmarks.science.old_data import one_change as study
 from benchmarks.science.old_data.study import STEPS, STUDIES
 
@@ -18,6 +19,7 @@ def row(run: study.Run, right: float, *, failed: str = "") -> study.Row:
 def test_every_run_learns_from_and_generates_the_same_number_of_responses(run: study.Run):
     for task in STUDIES.values():
         config = run.config(task)
+        checked_lag(config)
         search, training, every = config.search, config.training, config.sync.every
         assert training.prompts_per_step * training.responses_per_prompt == study.BATCH
         assert search.prompts_per_round * search.responses_per_prompt == study.BATCH * every

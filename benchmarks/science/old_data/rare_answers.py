@@ -24,8 +24,11 @@ class RareAnswers(ManyAnswers):
         return every[:TRAIN_PROMPTS] if split == "train" else every
 
     def right_answers(self, total: int) -> list[str]:
-        return [answer for answer in right_answers(total + MORE) if answer[0] == "0"]
+        return [answer for answer in right_answers(total + MORE) if is_rare(answer, total)]
 
     def reward(self, prompt: Prompt, response: Response) -> Reward:
-        right = response.text[:1] == "0" and is_right(response.text, int(prompt.answer) + MORE)
-        return Reward(value=float(response.finished and right))
+        return Reward(value=float(response.finished and is_rare(response.text, int(prompt.answer))))
+
+
+def is_rare(text: str, total: int) -> bool:
+    return text[:1] == "0" and is_right(text, total + MORE)

@@ -1,4 +1,5 @@
-"""Studies of objectives by the age of their data. Every arm is tuned at every lag, in the same way.
+"""Studies of objectives by the age of their data. Every arm is tuned at every lag, in the same way, except for one arm
+that has the same setting at all lags.
 
     python -m benchmarks.science.old_data.study TASK [--only ARM …] [--lags 64 …] [--seeds 0 …] [--jobs N] [--hours H]
     python -m benchmarks.science.old_data.study TASK --show        only show the tables of stored results
@@ -108,7 +109,7 @@ ARMS: Mapping[str, Arm] = {
     "TB, weighted": Arm(WEIGHTED, BETAS),
     "TB, half from all data": Arm(REPLAYED, BETAS),
     "TB, weighted, half from all data": Arm({**WEIGHTED, **REPLAYED}, BETAS),
-    "the same, one setting for all lags": Arm({**WEIGHTED, **REPLAYED}, rate=Ladder(RATE.setting, (3e-4,), 0)),
+    "TB, weighted, half from all data, not tuned": Arm({**WEIGHTED, **REPLAYED}, rate=Ladder(RATE.setting, (3e-4,), 0)),
     "Proximal TB": Arm({}, SHARES),
     "Proximal TB, weighted": Arm(WEIGHTED, SHARES),
     "TB, anchored at what sampled": Arm({"objective.anchor": "behaviour"}, BETAS),
