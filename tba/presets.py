@@ -166,7 +166,7 @@ RUDE = """\
 
 def redteam_laptop() -> Config:
     """Red-teaming with real models on two cores: SmolLM2-135M attacks itself, with 64 attacks per step. At first a few
-    attacks in a hundred succeed, and most after a dozen steps. A larger beta keeps more of the diversity of the start."""
+    attacks in a hundred succeed, and most after a dozen steps. A larger beta keeps more of the diversity."""
     return Config(
         task=TaskConfig(
             name="redteam",
