@@ -11,10 +11,10 @@ each of 64 for methods that compare pairs. They sample at temperature 0.7 and us
 products, clipping at 1, a warm-up of 5 steps and then a constant learning rate.
 
 Our arms have the settings of the preset: they learn from the better of 4 responses to each of 32 problems, drawn from
-the whole run. They differ only in who waits for whom, so all take the rate that is best one version behind.
-They share the two cores between roles and generate with vLLM; the synchronous ones give both cores to the role that
-works. The asynchronous searcher generates at most two rounds with a version, because the cores are the trainer's too.
-TRL's trainers generate with transformers and use two threads; their other settings keep their defaults.
+the whole run. They differ only in who waits for whom, so all take the rate that is best one version behind. They share
+the two cores between roles and generate with vLLM; the synchronous ones give both cores to the role that works. The
+asynchronous searcher generates at most two rounds with a version, because the cores are the trainer's too. TRL's
+trainers generate with transformers and use two threads; their other settings keep their defaults.
 
 `race.py` says what counts as time, and how rates are chosen.
 

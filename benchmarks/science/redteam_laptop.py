@@ -5,11 +5,11 @@
 
 It is figure 5 (left) of the TBA paper in small. SmolLM2-135M attacks itself, and the classifier of alt-profanity-check
 judges its answers, as in the preset `redteam-laptop`. It needs the packages of requirements-laptop.txt. Each run is a
-process with an exact lag (lagged.py), takes `STEPS` steps of `ATTACKS` attacks, and is on a GPU if there is one. There
-a run takes 9 GB of the GPU's memory, and on a CPU 6 GB of main memory.
+process with an exact lag (lagged.py), takes `STEPS` steps of `ATTACKS` attacks, and is on a GPU if there is one, where
+it takes 9 GB of memory.
 
 TBA trains as the preset does: half of each batch is drawn from the newest attacks, which are 4 updates old, and the
-other half from all. Half of the attacks explore at another temperature. RLOO and GRPO are for fresh data: they learn
+other half from all. Half of the rounds explore at another temperature. RLOO and GRPO are for fresh data: they learn
 from one round after the other, one update old, at temperature 1. So all arms see the same number of attacks per step.
 
 Learning rate and beta of each arm are chosen by a sweep over `RATES` x its betas, with `SWEPT` steps on a seed that is

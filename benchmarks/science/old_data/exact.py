@@ -67,10 +67,9 @@ def measures_of(logp_N: Floats, ref_logp_N: Floats, beta: float) -> Mapping[str,
     the base policy.
 
     `total_variation` and `kl` (of the policy from the target) are distances to the target. `log_probability` is the
-    mean log-probability of right answers that are drawn from the target. `answers` is the exponential
-    of the entropy of right answers: the number of answers that a uniform choice with this entropy has. `pass@k` is the
-    probability that one of k responses is right, and `distinct@k` the expected number of different right answers among
-    k responses.
+    mean log-probability of right answers that are drawn from the target. `answers` is the exponential of the entropy of
+    right answers: the number of answers that a uniform choice with this entropy has. `pass@k` is the probability that
+    one of k responses is right, and `distinct@k` the expected number of different right answers among k responses.
     """
     p_N, target_N = np.exp(logp_N), posterior(ref_logp_N, beta)
     wrong, target_wrong = max(0.0, 1 - p_N.sum()), max(0.0, 1 - target_N.sum())

@@ -75,9 +75,10 @@ def test_what_vllm_would_serve_as_another_model_is_refused_before_an_engine_star
 def test_log_probabilities_are_the_policys_at_the_temperature_it_was_sampled_at(
     generator: Any, folders: dict[Version, Path], temperature: float
 ):
-    """Dividing logits by the temperature divides their errors too."""
+    """Dividing logits by a temperature below 1 enlarges their rounding errors, which matter on a GPU."""
     groups = generate(generator, PROMPTS, SEEDS, temperature=temperature, limits=LIMITS)
-    assert distance(folders[V0], PROMPTS, groups, temperature=temperature) < SIMILAR / min(1, temperature)
+    most = SIMILAR if ON_CPU else SIMILAR / min(1, temperature)
+    assert distance(folders[V0], PROMPTS, groups, temperature=temperature) < most
 
 
 def test_greedy_responses_are_those_of_transformers_and_have_the_policys_own_log_probabilities(
