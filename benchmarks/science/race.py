@@ -7,8 +7,9 @@ taken as a straight line. Scoring does not count either: TRL's clock stands stil
 after the run, on the same prompts and with the same generator as TRL's. A paced searcher also sleeps for a fixed time
 in each round, like a searcher that waits for an engine elsewhere; so does TRL's paced arm for each batch of rewards.
 
-The learning rate of each arm is chosen by the steps to the goal, on one seed that is not reported. Where an arm may
-have one or two threads, these are then chosen by the seconds to the goal, on the same seed.
+The learning rate of each arm is chosen by the steps to the goal, on one seed that is not reported; a run of this choice
+ends where another rate was already at the goal. Where an arm may have one or two threads, these are then chosen by the
+seconds to the goal, on the same seed.
 
 Each run is a row of a CSV and is not repeated. Timings need a machine without other load.
 """
@@ -62,7 +63,7 @@ class Race:
     common: Mapping[str, Any]  # settings of all our arms
     scoring: Mapping[str, Any]  # settings with which versions are scored
     trl: Mapping[str, Any]  # options of all arms of TRL, as `race_trl` takes them
-    rates: Sequence[float]
+    rates: Sequence[float]  # the likeliest first
     goal: float
     scored_every: int  # steps
     results: Path
@@ -115,7 +116,7 @@ def main(race: Race, description: str | None, arguments: Sequence[str] | None = 
     logging.disable_progress_bar()
     rows, ends = read(options.out, Row), time.monotonic() + 3600 * (0 if options.show else options.hours)
     while time.monotonic() < ends and (run := next_run(race, rows, options.only, options.seeds, options.goal)):
-        rows.append(take(race, run, options.root, options.trl))
+        rows.append(take(race, run, most_steps(race, rows, run), options.root, options.trl))
         append(options.out, rows[-1])
         print(rows[-1], flush=True)
     print("\n".join(markdown(race, rows, options.goal)))
@@ -163,6 +164,17 @@ def best(race: Race, rows: Sequence[Row], name: str, seed: int, goal: float) -> 
     return Run(arm=name, seed=seed, rate=chosen.rate, threads=own, goal=goal)
 
 
+def most_steps(race: Race, rows: Sequence[Row], run: Run) -> int:
+    """Return the steps after which this run is of no more use: all those of its arm, or those to the goal at the best
+    other rate that was tried, up to the next scored step."""
+    arm = race.arms[run.arm]
+    if run.seed != TUNING_SEED or run.threads != arm.threads[0]:
+        return arm.steps
+    tried = [row.steps for row in rows if row.key in rates(race, run.arm, run.goal)]
+    needed = min([arm.steps, *tried])
+    return math.ceil(needed / race.scored_every) * race.scored_every
+
+
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -179,8 +191,8 @@ class Taken:
     memory_gb: float
 
 
-def take(race: Race, run: Run, root: str, trl: Path | None) -> Row:
-    taken = run_trl(race, run, trl) if race.arms[run.arm].trl else run_ours(race, run, root)
+def take(race: Race, run: Run, steps: int, root: str, trl: Path | None) -> Row:
+    taken = run_trl(race, run, steps, trl) if race.arms[run.arm].trl else run_ours(race, run, steps, root)
     seconds, steps = reached(taken.curve, run.goal)
     last = taken.curve[-1]
     return Row(
@@ -206,7 +218,7 @@ def reached(curve: Curve, goal: float) -> tuple[float, float]:
     return float("inf"), float("inf")
 
 
-def run_trl(race: Race, run: Run, folder: Path | None) -> Taken:
+def run_trl(race: Race, run: Run, steps: int, folder: Path | None) -> Taken:
     if folder is None:
         raise SystemExit(f"{run.arm} needs --trl, a folder with TRL: see --help")
     arm = race.arms[run.arm]
@@ -216,7 +228,7 @@ def run_trl(race: Race, run: Run, folder: Path | None) -> Taken:
         "latency": arm.latency,
         "preset": race.preset,
         "scoring": race.scoring,
-        "steps": arm.steps,
+        "steps": steps,
         "scored_every": race.scored_every,
         **{name: getattr(run, name) for name in ("seed", "rate", "goal")},
         "threads": int(run.threads),
@@ -236,13 +248,13 @@ select (select sum(length) / sum(generate_seconds) from trajectories),
 """
 
 
-def run_ours(race: Race, run: Run, root: str) -> Taken:
+def run_ours(race: Race, run: Run, steps: int, root: str) -> Taken:
     arm = race.arms[run.arm]
-    name = f"race-{sha256(run.arm.encode()).hexdigest()[:8]}-{run.seed}-{run.rate:g}-{run.threads}-{arm.steps}"
+    name = f"race-{sha256(run.arm.encode()).hexdigest()[:8]}-{run.seed}-{run.rate:g}-{run.threads}-{steps}"
     settings = {**race.common, "training.learning_rate": run.rate, "model.threads": run.threads, **arm.settings}
     memory = math.nan
     if not finished_in_one_go(root, name):
-        arguments = ("--root", root, "--name", name, "--steps", str(arm.steps), "--seed", str(run.seed))
+        arguments = ("--root", root, "--name", name, "--steps", str(steps), "--seed", str(run.seed))
         _, memory = measured(tba_command("run", arm.task or race.preset, *arguments, changes=settings))
     url = run_url(root, name)
     with storage.connect(url) as con:
@@ -283,13 +295,13 @@ def markdown(race: Race, rows: Sequence[Row], goal: float) -> Iterator[str]:
             cells = [spread(them) for them in values.values()]
             yield f"| {name} | {of[0].rate:g} | {of[0].threads} | {' | '.join(cells)} | {len(there)} of {len(of)} |"
     yield ""
-    yield "| on the tuning seed | threads | " + " | ".join(f"{rate:g}" for rate in race.rates) + " |"
+    yield "| on the tuning seed | threads | " + " | ".join(f"{rate:g}" for rate in sorted(race.rates)) + " |"
     yield "|---|---:|" + "---:|" * len(race.rates)
     for name in race.arms:
         of = [row for row in rows if row.arm == name and row.seed == TUNING_SEED and row.goal == goal]
         for count in sorted({row.threads for row in of}):
             tried = {row.rate: said(row) for row in of if row.threads == count}
-            yield f"| {name} | {count} | " + " | ".join(tried.get(rate, "") for rate in race.rates) + " |"
+            yield f"| {name} | {count} | " + " | ".join(tried.get(rate, "") for rate in sorted(race.rates)) + " |"
 
 
 def said(row: Row) -> str:
