@@ -12,7 +12,7 @@ import pytest
 from benchmarks.harness.memory import measured
 from benchmarks.harness.rows import append, read
 from benchmarks.science.laptop import LAPTOP
-from benchmarks.science.race import TUNING_SEED, Race, Row, Run, next_run, reached
+from benchmarks.science.race import TUNING_SEED, Race, Row, Run, most_steps, next_run, reached
 from benchmarks.science.runs import finished_in_one_go
 from benchmarks.science.speed import QUICKSTART
 from flows.commands.arguments import read_changes
@@ -41,6 +41,21 @@ def test_rates_are_chosen_first_then_threads_then_the_seeds_run_with_both():
         (arm, TUNING_SEED, 6e-4, "2"),
         *((name, seed, 6e-4, "2") for seed in (0, 1) for name in BOTH),
     ]
+
+
+def test_a_rate_is_tried_no_longer_than_the_best_one_needed():
+    name, rows = "one version behind", list[Row]()
+
+    def run(rate: float, seed: int = TUNING_SEED) -> Run:
+        return Run(arm=name, seed=seed, rate=rate, threads="shared", goal=0.7)
+
+    first, second, third = LAPTOP.rates
+    assert most_steps(LAPTOP, rows, run(first)) == LAPTOP.arms[name].steps
+    rows += [row(run(first), steps=math.inf, seconds=1.0)]
+    assert most_steps(LAPTOP, rows, run(second)) == LAPTOP.arms[name].steps
+    rows += [row(run(second), steps=17.2, seconds=1.0), row(run(second, seed=0), steps=3.0, seconds=1.0)]
+    assert most_steps(LAPTOP, rows, run(third)) == 20
+    assert most_steps(LAPTOP, rows, run(second, seed=1)) == LAPTOP.arms[name].steps
 
 
 def test_an_arm_may_take_the_rate_of_another_and_threads_of_its_own():
