@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from tba.types import (
     Asked,
@@ -79,6 +79,22 @@ class UsesModels(Protocol):
     def load(self, locate: "Locate") -> None:
         """Load the models. Searchers and evaluators call this once, before they score anything."""
         ...
+
+
+class UsedModel(NamedTuple):
+    """A model that a task scores with, as a plan of memory needs it."""
+
+    place: str
+    dtype: str
+    device: str  # as in `model.device`
+    searches: bool = True  # False if only evaluations use it
+
+
+@runtime_checkable
+class NamesModels(Protocol):
+    """A task that says which models it will load, so that their memory can be planned."""
+
+    def models(self) -> Sequence[UsedModel]: ...
 
 
 class Locate(Protocol):

@@ -171,7 +171,7 @@ def most_steps(race: Race, rows: Sequence[Row], run: Run) -> int:
     if run.seed != TUNING_SEED or run.threads != arm.threads[0]:
         return arm.steps
     tried = [row.steps for row in rows if row.key in rates(race, run.arm, run.goal)]
-    needed = min([arm.steps, *tried])
+    needed = min([float(arm.steps), *tried])
     return math.ceil(needed / race.scored_every) * race.scored_every
 
 
@@ -193,12 +193,12 @@ class Taken:
 
 def take(race: Race, run: Run, steps: int, root: str, trl: Path | None) -> Row:
     taken = run_trl(race, run, steps, trl) if race.arms[run.arm].trl else run_ours(race, run, steps, root)
-    seconds, steps = reached(taken.curve, run.goal)
+    seconds, needed = reached(taken.curve, run.goal)
     last = taken.curve[-1]
     return Row(
         **asdict(run),
         seconds=round(seconds, 2),
-        steps=round(steps, 1),
+        steps=round(needed, 1),
         seconds_per_step=round(last[1] / last[0], 4),
         reached=round(last[2], 4),
         generated_per_second=round(taken.generated_per_second, 1),

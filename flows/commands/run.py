@@ -32,22 +32,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="number of gradient steps")
     parser.add_argument("--searchers", type=int, help="number of searchers")
     parser.add_argument("--seed", type=int, help="seed of everything random")
+    parser.add_argument(
+        "--gpus",
+        metavar="GPUS",
+        help="change settings so that the run fits on GPUs, such as 1x24 or 8x80 (number and gigabytes), or on those "
+        "found `here`; settings of --set stay. `any` starts a run that would be refused as too large",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what the settings mean and start nothing")
 
 
 def command(options: argparse.Namespace) -> int:
-    from flows.planning import create, describe, resolve
+    from flows.planning import create, describe, memory_plan, resolve
 
-    config = resolve.resolve(
-        options.task,
-        read_changes(options),
-        steps=options.steps,
-        searchers=options.searchers,
-        seed=options.seed,
-    )
+    changes, flat = read_changes(options), {name: getattr(options, name) for name in resolve.FLAT}
+    elsewhere = options.dry_run and options.gpus not in (None, "here", "any")
+    config = resolve.resolve(options.task, changes, uses_gpus_here=not elsewhere, **flat)
+    gpus, fitted = memory_plan.fit(config, options.gpus, keep=resolve.given(changes, flat))
+    if fitted:
+        config = config.replace(fitted)
+        print(f"to fit on {gpus}: {memory_plan.assigned(fitted)}", file=sys.stderr)
     if options.dry_run:
         create.refuse_existing(options.root, options.name)
-        print(describe.describe(config))
+        print(describe.describe(config, gpus))
         return DONE
     return supervise(create.start(config, options.root, options.name, created_by="tba run", task=options.task))
 

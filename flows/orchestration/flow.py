@@ -19,7 +19,7 @@ from pydantic import Field
 
 from flows.orchestration.artifacts import SECONDS_LEFT, Reports
 from flows.orchestration.deployments import DeploymentLauncher
-from flows.planning import create, resolve
+from flows.planning import create, memory_plan, resolve
 from flows.supervision.background_supervisor import Background, local_launcher
 from flows.supervision.interfaces import FAILED_WHY, Launcher
 from flows.supervision.supervisor import supervise
@@ -46,6 +46,7 @@ def tba(
     launcher: Literal["local", "deployments"] = "local",
     resume: bool = False,
     overrides: dict[str, Any] | None = None,
+    gpus: str | None = None,
 ) -> str | State[Any]:
     """Train on a task until the run has finished, and return the run's URL.
 
@@ -62,6 +63,8 @@ def tba(
             the work pools gpu-search and gpu-train.
         resume: Continue a run that was interrupted or stopped.
         overrides: Any other settings by their dotted names, such as {"training.learning_rate": 1e-5}.
+        gpus: GPUs on which the run has to fit, such as 1x24 or 8x80 (number and gigabytes), or `here`: settings that
+            are not given are changed accordingly. `any` starts a run that would be refused as too large.
     """
     name, root = run_name(task, run), resolve.lasting(root or default_root())
     if resume or is_another_go(name, root):
@@ -82,8 +85,7 @@ def tba(
                 if result := stand_by(error.run):
                     return result
     else:
-        here = launcher == "local"
-        config = resolve.resolve(task, overrides, runs_here=here, steps=steps, searchers=searchers, seed=seed)
+        config = settings_of(task, overrides, launcher, gpus, steps=steps, searchers=searchers, seed=seed)
         subject = create.start(config, root, name, created_by=this_flow_run(), task=task)
     try:
         look_after(subject, config, launcher, task)
@@ -92,6 +94,17 @@ def tba(
     except Superseded as superseded:
         return Cancelled(name="Superseded", message=f"{superseded}; the roles continue under the new supervisor")
     return subject.url
+
+
+def settings_of(
+    task: str, overrides: dict[str, Any] | None, launcher: str, gpus: str | None, **flat: int | None
+) -> Config:
+    """Return the settings of a new run. Raise ConfigError if it cannot work, or does not fit on its GPUs."""
+    here = launcher == "local"
+    config = resolve.resolve(task, overrides, runs_here=here, uses_gpus_here=here, **flat)
+    if not (here or gpus):
+        return config
+    return config.replace(memory_plan.fit(config, gpus, keep=resolve.given(overrides, flat))[1])
 
 
 def look_after(run: Run, config: Config, launcher: str, task: str) -> None:

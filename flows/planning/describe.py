@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from flows.planning import memory
+from flows.planning import memory_plan, trainer_memory
+from flows.planning.memory_plan import Gpus
+from flows.planning.model_sizes import find_policy
 from flows.planning.resolve import ask_earlier_run
 from storage.queries.difficulty import Known
 from tba.config import Config, OptimizerName, TrainingConfig
@@ -18,8 +20,9 @@ _TOKENS_PER_SECOND = 1000  # the speed of one searcher that --dry-run assumes; `
 _NO_REFERENCE = "searchers do not compute its log-probabilities, which the objective does not need"
 
 
-def describe(config: Config) -> str:
-    """Return a table with one line per subject, in the words and with the formulas of the documentation."""
+def describe(config: Config, gpus: Gpus | None = None) -> str:
+    """Return a table with one line per subject, in the words and with the formulas of the documentation. With `gpus`,
+    also say what each role takes of their memory."""
     training, search, sync = config.training, config.search, config.sync
     known = ask_earlier_run(config)
     rows = [
@@ -32,7 +35,8 @@ def describe(config: Config) -> str:
         ("learning rate", _learning_rate(config)),
         ("batch", f"{training.prompts_per_step} prompts x {training.responses_per_prompt} responses = {config.batch}"),
         ("micro-batches", _micro_batches(training)),
-        ("memory", memory.describe(config)),
+        ("memory", trainer_memory.describe(config)),
+        *((f"on {gpus}", line) for line in _on_gpus(config, gpus)),
         ("steps", f"{training.steps}, {config.batch * training.steps:,} responses drawn in all"),
         ("syncs", f"every {sync.every} steps, {config.last_sync} in all; a checkpoint every {sync.checkpoint_every}"),
         ("ages", _ages(config)),
@@ -52,6 +56,11 @@ def describe(config: Config) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _on_gpus(config: Config, gpus: Gpus | None) -> Iterator[str]:
+    if gpus and (model := find_policy(config)):
+        yield from memory_plan.table(config, model, gpus)
 
 
 def _prompts(known: Known) -> str:

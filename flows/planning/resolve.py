@@ -33,11 +33,16 @@ FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "see
 
 
 def resolve(
-    task: str, overrides: Mapping[str, Any] | None = None, *, runs_here: bool = True, **flat: int | None
+    task: str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    runs_here: bool = True,
+    uses_gpus_here: bool = True,
+    **flat: int | None,
 ) -> Config:
     """Return the settings of a task with the changes applied. Raise ConfigError, which names the setting at fault, if a
-    setting cannot work. If the roles run here, also check that the folders, files and GPUs that the settings need are
-    on this machine."""
+    setting cannot work. If the roles run here, also check that the folders, files and, with `uses_gpus_here`, GPUs that
+    the settings need are on this machine."""
     changes = dict(overrides or {})
     for name, value in flat.items():
         if value is not None:
@@ -54,7 +59,7 @@ def resolve(
             check_folder("model.path", folder, longest=config.longest)
     if runs_here:
         check_rows(config)
-    if runs_here and max(config.engine.gpus, config.training.ranks) > 1:
+    if runs_here and uses_gpus_here and max(config.engine.gpus, config.training.ranks) > 1:
         usable(config, config.engine.gpus, config.training.ranks)
     if config.engine.name == "vllm":
         installed = not runs_here or find_spec("vllm") is not None
@@ -66,6 +71,11 @@ def resolve(
     known = ask_earlier_run(config)
     # The URL, unlike a name or a relative path, means the same run on every machine.
     return config.replace({"search.prompts_from": known.url}) if known else config
+
+
+def given(overrides: Mapping[str, Any] | None, flat: Mapping[str, int | None]) -> set[str]:
+    """Return the names of the settings that arguments of `resolve` change."""
+    return {*(overrides or {}), *(FLAT[name] for name, value in flat.items() if value is not None)}
 
 
 def check_rows(config: Config) -> None:

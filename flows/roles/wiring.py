@@ -186,7 +186,7 @@ def _parameters(versions: Versions, reference: Version, adapter: Adapter | None)
 
 def _scorer(config: Config, adapter: Adapter | None, folder: Path, version: Version) -> PolicyScorer:
     policy = load_policy(config, adapter, folder)
-    return PolicyScorer(policy, version, compute_dtype=config.training.compute_dtype)
+    return PolicyScorer(policy, version, compute_dtype=config.training.compute_dtype, owns=True)
 
 
 def open_scorer(run: Run, config: Config, task: Task) -> PolicyScorer:

@@ -15,7 +15,7 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -218,6 +218,20 @@ def nvidia_devices() -> list[str]:
     if allowed is None:
         return [uuid for parts in devices for uuid in parts]
     return [uuid for name in allowed.split(",") for uuid in _named(name.strip(), devices)]
+
+
+def memory_of(uuids: Collection[str]) -> list[int]:
+    """Return the bytes of memory of each of these devices. Return an empty list if nvidia-smi does not know one of
+    them, such as a MIG instance."""
+    query = ["nvidia-smi", "--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    sizes = {uuid: mebibytes for uuid, _, mebibytes in (line.partition(", ") for line in listed.splitlines())}
+    if not all(sizes.get(uuid, "").strip().isdigit() for uuid in uuids):
+        return []
+    return [int(sizes[uuid]) * 2**20 for uuid in uuids]
 
 
 def parse_listing(listing: str) -> list[list[str]]:

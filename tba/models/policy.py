@@ -16,7 +16,7 @@ from tba.batches.logprobs import token_logps
 from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows, tokens_per_call
 from tba.models import adapters
 from tba.models.adapters import Adapter, AdapterSnapshot, tensors_sha256
-from tba.models.pretrained import computing, load, load_frozen, resolve_dtype
+from tba.models.pretrained import computing, load, load_frozen, lower_products, resolve_dtype
 from tba.types import Prompt, Response, Version
 
 
@@ -116,15 +116,23 @@ class PolicyScorer:
     """
 
     def __init__(
-        self, policy: Policy, version: Version, *, tokens_per_batch: int | None = None, compute_dtype: str = "float32"
+        self,
+        policy: Policy,
+        version: Version,
+        *,
+        tokens_per_batch: int | None = None,
+        compute_dtype: str = "float32",
+        owns: bool = False,
     ):
-        """`compute_dtype` must be that of the trainer: otherwise differences in rounding would look like a
-        log-ratio."""
+        """`compute_dtype` must be that of the trainer: otherwise differences in rounding would look like a log-ratio.
+        With `owns`, nobody else uses the policy, and weights are kept in the format of their products."""
         on_cpu = policy.device.type == "cpu"  # a small batch stays in a CPU's cache, and a call costs little there
         self.policy, self.version, self.compute_dtype = policy, version, compute_dtype
         self.tokens_per_batch = tokens_per_batch or (2048 if on_cpu else 8192)
         self.tokens_per_call = tokens_per_call(policy.device)
         self.packs = can_pack(policy.model)
+        if owns:
+            lower_products(policy.model, compute_dtype)
 
     def token_logps(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float

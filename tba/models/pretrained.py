@@ -4,13 +4,15 @@ safetensors only."""
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from tba.errors import ConfigError, Damaged, RunFailed, TBAError
 from tba.models.file_checks import why_damaged
@@ -136,6 +138,18 @@ def is_lowered(model: Any, dtype: str, device: torch.device) -> bool:
         return False
     parameters = sum(it.numel() for it in model.parameters())
     return compute_dtype.choose(dtype, device=device.type, parameters=parameters).name == "bfloat16"
+
+
+def lower_products(model: nn.Module, dtype: str) -> None:
+    """Convert the weights of linear layers to bfloat16, if `computing` would convert them for each product. The model
+    then gives the same numbers with half of these weights' memory, and can no longer be trained. Embeddings and norms,
+    and an output layer that shares its weights with the embeddings, stay in float32."""
+    if not is_lowered(model, dtype, cast(Any, model).device):
+        return
+    embedded = cast(Any, model).get_input_embeddings().weight
+    for layer in model.modules():
+        if type(layer) in (nn.Linear, Conv1D) and layer.weight is not embedded:
+            layer.to(torch.bfloat16)
 
 
 def resolve_dtype(name: str, *, setting: str = "model.dtype") -> torch.dtype:

@@ -18,7 +18,7 @@ from pydantic import Field
 from tba.config import TaskConfig, parse_options, settings
 from tba.errors import ConfigError
 from tba.generation.requests import generate
-from tba.interfaces import Locate
+from tba.interfaces import Locate, UsedModel
 from tba.models import chat_template
 from tba.seeds import seed_of
 from tba.settings import Positive
@@ -130,6 +130,15 @@ class RedTeam:
         text = self.options.attacker_prompt
         prompt = Prompt(prompt_id=f"{split}-00000", text=text, tokens=tuple(tokenizer(text).input_ids))
         return [prompt] if len(prompt.tokens) <= max_tokens else []
+
+    def models(self) -> list[UsedModel]:
+        options = self.options
+        classifier = UsedModel(options.classifier, options.dtype, options.classifier_device)
+        return [
+            UsedModel(options.victim, options.dtype, options.victim_device),
+            *([classifier] if options.classifier_kind != "profanity" else []),
+            UsedModel(options.embeddings, "float32", options.embeddings_device, searches=False),
+        ]
 
     def load(self, locate: Locate) -> None:
         from tba.models.policy import Policy

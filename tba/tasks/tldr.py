@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tba.config import TaskConfig, parse_options, settings
 from tba.errors import ConfigError, DataError
-from tba.interfaces import Locate
+from tba.interfaces import Locate, UsedModel
 from tba.tasks.fields import text_in
 from tba.types import Prompt, Response, Reward
 
@@ -76,6 +76,12 @@ class TLDR:
             for i, (text, ids, summary) in enumerate(zip(texts, tokens, summaries, strict=True))
         ]
         return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
+
+    def models(self) -> list[UsedModel]:
+        options = self.options
+        reward = UsedModel(options.reward_model, options.dtype, options.device)
+        gold = UsedModel(options.gold_model, options.dtype, options.device, searches=False)
+        return [reward, gold] if options.gold_model else [reward]
 
     def load(self, locate: Locate) -> None:
         """Load the reward model. The gold model is loaded at its first use, since only evaluators need it."""

@@ -30,6 +30,7 @@ from tba.train.moving_reference import MovingReference
 from tba.types import Prompt, Version
 from tests.support.models.adapter_examples import ALPHA, RANK, adapter_of, fresh, moved
 from tests.support.models.families import FAMILIES, family_folder
+from tests.support.models.policy_examples import response
 
 TOKENS_BT = torch.tensor([[5, 9, 13, 7, 20, 4], [6, 9, 30, 7, 22, 1]])
 MASK_BT = torch.tensor([[False, False, True, True, True, True]] * 2)
@@ -239,11 +240,22 @@ def test_a_generator_takes_adapter_after_adapter_into_the_model_that_it_has(base
         groups = generate(generator, [prompt], [[1, 2, 3]], temperature=1.0)
         policy = Policy.load_adapted(adapter_of(base), folder, device="cpu")
         [expected] = PolicyScorer(policy, version).token_logps([prompt], groups, temperature=1.0)
-        for response, logps in zip(groups[0], expected, strict=True):
-            assert response.logps == pytest.approx(logps, abs=1e-4)
+        for answer, logps in zip(groups[0], expected, strict=True):
+            assert answer.logps == pytest.approx(logps, abs=1e-4)
     assert len(seen) == 1
     with pytest.raises(Missing):
         generator.adopt(tmp_path / "gone", V1)
+
+
+def test_a_scorer_of_an_adapter_may_keep_its_products_weights_in_bfloat16(base):
+    prompt, group = Prompt(prompt_id="p", text="1+2=", tokens=(4, 13, 5, 17)), [response(6, 1), response(9, 10, 1)]
+    scored = list[object]()
+    for owns in (False, True):
+        policy = moved(base)
+        scorer = PolicyScorer(policy, V0, compute_dtype="bfloat16", owns=owns)
+        assert (torch.bfloat16 in {it.dtype for it in policy.model.parameters()}) == owns
+        scored.append(scorer.token_logps([prompt], [group], temperature=1.0))
+    assert scored[0] == scored[1]
 
 
 def test_a_moving_reference_shares_the_base_and_keeps_the_adapter(base):

@@ -23,6 +23,7 @@ from tba.presets import preset
 from tba.train.learner import Learner
 from tba.types import Prompt, Response, Version
 from tests.support.models.families import FAMILIES, WINDOW, Family, family_folder
+from tests.support.models.policy_examples import response
 
 V0, V1 = Version(0, 1), Version(1, 1)
 PROMPTS = [Prompt(prompt_id=str(it), text="", tokens=it) for it in [(4, 5, 6), (7,), tuple(range(8, 8 + 2 * WINDOW))]]
@@ -139,12 +140,23 @@ def mismatch(policy: Policy, responses: list[list[Response]]) -> float:
     scored = PolicyScorer(policy, V0).token_logps(PROMPTS, responses, temperature=TEMPERATURE)
     away = 0.0
     for prompt, group, logps in zip(PROMPTS, responses, scored, strict=True):
-        for response, told in zip(group, logps, strict=True):
+        for answer, told in zip(group, logps, strict=True):
             with torch.no_grad():
-                expected = alone(naive, prompt.tokens, response.tokens)
-            for found in (response.logps, told):
+                expected = alone(naive, prompt.tokens, answer.tokens)
+            for found in (answer.logps, told):
                 away = max(away, float((torch.tensor(found) - expected).abs().max()))
     return away
+
+
+def test_a_scorer_with_weights_in_bfloat16_computes_what_products_in_bfloat16_do(made):
+    scored = list[object]()
+    for owns in (False, True):
+        policy = loaded(made.first)
+        responses = [[response(*tokens) for tokens in group] for group in RESPONSES]
+        scorer = PolicyScorer(policy, V0, compute_dtype="bfloat16", owns=owns)
+        assert (torch.bfloat16 in {it.dtype for it in policy.model.parameters()}) == owns
+        scored.append(scorer.token_logps(PROMPTS, responses, temperature=TEMPERATURE))
+    assert scored[0] == scored[1]
 
 
 def test_what_is_saved_loads_as_the_same_weights_and_predictions(made, tmp_path):

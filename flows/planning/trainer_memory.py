@@ -1,45 +1,21 @@
-"""Estimate the memory that a trainer needs, from the settings and, if the model's files are on this machine, from
-their headers."""
+"""Estimate the memory that a trainer needs, from the settings and, if it is known, the size of the policy."""
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
+from flows.planning.model_sizes import Model, find_policy
 from tba.config import Config
-from tba.errors import ConfigError, Damaged
-from tba.models.file_checks import check_files, read_object
-from tba.models.folder import sizes_of, weight_files
-from tba.models.gguf_files import find_gguf, is_gguf, read_header
-from tba.models.location import local_path
 from tba.runtime import compute_dtype
 
 KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it computes all others again
 
-_BYTES = {"float32": 4, "bfloat16": 2}
+BYTES = {"float32": 4, "bfloat16": 2}
 _KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}
 """How many numbers a layer keeps per token for the backward pass, as a multiple of the hidden size and a multiple of
 the intermediate size; the two are added. `whole`: the layer computes in the type of its weights. `lowered`: its weights
 are float32 and it computes in bfloat16. The values were counted on Llama and Qwen2."""
-_CHECKPOINTED = 2  # multiples of the hidden size that a layer keeps per token if it computes the rest again
-
-
-@dataclass(frozen=True)
-class Model:
-    """The sizes of a policy."""
-
-    parameters: int
-    block: int  # parameters of the largest layer
-    outside: int  # parameters that belong to no layer
-    layers: int
-    hidden: int
-    intermediate: int
 
 
 def describe(config: Config) -> str:
     """Describe the memory that each rank of the trainer needs."""
-    model = find_model(config)
+    model = find_policy(config)
     ranks, parts, hosted = config.training.ranks, held(config, model), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
     on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""
@@ -66,22 +42,36 @@ def describe(config: Config) -> str:
 def whole_at_once(config: Config, model: Model) -> int:
     """Return the bytes that each of several ranks gathers while it computes: the whole weights and gradients of one
     block and of the parameters outside blocks, and the weights of the next block, which is gathered in advance."""
-    return (2 * model.outside + 3 * model.block) * (2 if lowers(config, model) else _BYTES[config.model.dtype])
+    return (2 * model.outside + 3 * model.block) * (2 if lowers(config, model) else BYTES[config.model.dtype])
 
 
 def activations(config: Config, model: Model, tokens: int) -> int:
+    """Return the bytes of activations of this many tokens: those that are kept for the backward pass, and those of a
+    layer that is computed again."""
+    return kept(config, model, tokens) + again(config, model, tokens)
+
+
+def kept(config: Config, model: Model, tokens: int) -> int:
     """Return the bytes of activations that are kept for the backward pass of this many tokens."""
-    size, (hidden, intermediate) = _BYTES[config.model.dtype], _KEPT["lowered" if lowers(config, model) else "whole"]
-    layer = int(size * (hidden * model.hidden + intermediate * model.intermediate))
     if config.training.checkpoint_activations:
-        return tokens * (model.layers * _CHECKPOINTED * size * model.hidden + layer)
-    return tokens * model.layers * layer
+        return tokens * model.layers * BYTES[config.model.dtype] * model.hidden  # the input of each layer
+    return tokens * model.layers * _layer(config, model)
+
+
+def again(config: Config, model: Model, tokens: int) -> int:
+    """Return the bytes of activations of a layer that is computed again in the backward pass."""
+    return tokens * _layer(config, model) if config.training.checkpoint_activations else 0
+
+
+def _layer(config: Config, model: Model) -> int:
+    size, (hidden, intermediate) = BYTES[config.model.dtype], _KEPT["lowered" if lowers(config, model) else "whole"]
+    return int(size * (hidden * model.hidden + intermediate * model.intermediate))
 
 
 def held(config: Config, model: Model | None = None) -> dict[str, float]:
     """Return, by purpose, the bytes that the trainer holds per parameter of the policy. `model` is None if its size is
     unknown."""
-    size, objective = _BYTES[config.model.dtype], config.objective
+    size, objective = BYTES[config.model.dtype], config.objective
     if config.model.lora_rank:  # the adapters are much smaller than the base, and are not counted
         parts: dict[str, float] = {"weights": size}
     else:
@@ -99,7 +89,7 @@ def held(config: Config, model: Model | None = None) -> dict[str, float]:
 def copied(config: Config) -> tuple[float, float]:
     """Return the bytes per parameter of a copy that is stored in the background: of a version, and of a version with
     its checkpoint. There are at most two such copies at a time; the second only if the store is slow."""
-    weights, objective = _BYTES[config.model.dtype], config.objective
+    weights, objective = BYTES[config.model.dtype], config.objective
     if config.model.lora_rank:
         return 0, 0
     more = moments_of(config)
@@ -122,7 +112,7 @@ def moments_of(config: Config) -> float:
     row of a weight matrix is a multiple of 256, and ignores small tensors, whose moments keep full precision."""
     if config.training.optimizer == "adamw-8bit":
         return 2 * (1 + 4 / 256)
-    return 2 * _BYTES[config.model.dtype]
+    return 2 * BYTES[config.model.dtype]
 
 
 def on_host(config: Config) -> float:
@@ -161,56 +151,3 @@ def lowers(config: Config, model: Model | None) -> bool:
 def in_words(size: float) -> str:
     unit, scale = ("GB", 1e9) if size >= 1e8 else ("MB", 1e6) if size >= 1e5 else ("kB", 1e3)
     return f"{size / scale:,.3g} {unit}"
-
-
-def find_model(config: Config) -> Model | None:
-    """Return the sizes of the policy if its files are on this machine, as a folder, a GGUF file or in the cache of the
-    Hugging Face hub, else None."""
-    path = config.model.path
-    if not path or "://" in path:
-        return None
-    try:
-        if is_gguf(path):
-            header = read_header("model.path", find_gguf("model.path", path))
-            return _model(header.sizes, header.hidden, header.intermediate)
-        folder = local_path("model.path", path)
-    except ConfigError:
-        return None
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(path, "config.json", revision=config.model.revision)
-        folder = Path(cached).parent if isinstance(cached, str) else folder
-    try:
-        return read_model(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, Damaged):
-        return None
-
-
-def read_model(folder: Path) -> Model | None:
-    """Return the sizes of the model in a folder, or None if its weights are not there. Raise Damaged if a file is
-    damaged."""
-    check_files(folder)
-    plain: dict[str, Any] = read_object(folder / "config.json")
-    plain = plain.get("text_config") or plain
-    sizes = {name: size for path in weight_files(folder) for name, size in sizes_of(path).items()}
-    if not sizes:
-        return None
-    hidden = plain.get("hidden_size") or plain["n_embd"]
-    return _model(sizes, hidden, plain.get("intermediate_size") or plain.get("n_inner") or 4 * hidden)
-
-
-def _model(sizes: Mapping[str, int], hidden: int, intermediate: int) -> Model:
-    """Return the sizes of a model, from the number of elements of each tensor. Layers are numbered in the names."""
-    blocks: dict[str, int] = {}
-    for name, size in sizes.items():
-        if block := re.match(r".*?\.\d+\.", name):
-            blocks[block[0]] = blocks.get(block[0], 0) + size
-    return Model(
-        parameters=sum(sizes.values()),
-        block=max(blocks.values(), default=0),
-        outside=sum(sizes.values()) - sum(blocks.values()),
-        layers=len(blocks),
-        hidden=hidden,
-        intermediate=intermediate,
-    )

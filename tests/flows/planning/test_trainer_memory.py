@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.harness.tiny_models import tiny_folder, tiny_llama
-from flows.planning import describe, memory
-from flows.planning.memory import Model
+from flows.planning import describe, role_memory, trainer_memory
+from flows.planning.memory_plan import Gpus, nearest
+from flows.planning.model_sizes import KNOWN, Model
 from tba.batches.packing import Group, row_logps
 from tba.batches.recomputation import keeping_little
 from tba.config import Config, OptimizerName, TrainingConfig
@@ -22,21 +23,7 @@ from tba.train.learner import Learner
 from tba.train.trained_model import Trained
 from tba.train.training_state import optimizer_tensors
 
-LARGE = Model(7_615_616_512, block=233_057_792, outside=1_089_998_336, layers=28, hidden=3584, intermediate=18944)
-"""The sizes of Qwen2.5-7B, from its config."""
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_sizes_of_a_model_are_read_from_the_headers_of_its_files(tmp_path: Path, tied: bool):
-    model, found = tiny_llama(tied=tied), memory.read_model(tiny_folder(tmp_path, tied=tied))
-    assert found is not None
-    blocks = [sum(it.numel() for it in block.parameters()) for block in model.model.layers]
-    parameters = sum(it.numel() for it in model.parameters())
-    assert found == Model(parameters, max(blocks), parameters - sum(blocks), len(blocks), 32, 64)
-
-
-def test_the_sizes_add_up():
-    assert LARGE.parameters == LARGE.outside + LARGE.layers * LARGE.block
+LARGE = KNOWN["Qwen/Qwen2.5-7B"]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +41,9 @@ def test_activations_are_those_that_autograd_keeps(changes: dict[str, Any], with
     size = Model(0, 0, 0, layers=layers, hidden=128, intermediate=256)
     if training.checkpoint_activations:  # autograd does not keep what a layer holds while it is recomputed
         config = config.replace({"training.checkpoint_activations": False})
-        kept += memory.activations(config, replace(size, layers=1), tokens)
+        kept += trainer_memory.activations(config, replace(size, layers=1), tokens)
         config = config.replace(changes)
-    assert memory.activations(config, size, tokens) == pytest.approx(kept, rel=within)
+    assert trainer_memory.activations(config, size, tokens) == pytest.approx(kept, rel=within)
 
 
 def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -> tuple[int, int]:
@@ -102,7 +89,7 @@ def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -
 )
 def test_all_bytes_that_training_holds_for_a_parameter_are_counted(changes: dict[str, object], bytes_each: float):
     config = preset("quickstart").replace(changes)
-    assert sum(memory.held(config).values()) == bytes_each
+    assert sum(trainer_memory.held(config).values()) == bytes_each
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -117,7 +104,9 @@ def test_the_moments_of_an_optimizer_take_as_many_bytes_as_reported(
         parameter.grad = torch.ones_like(parameter)
     trained.optimizer.step()
     moments = sum(it.nbytes for key, it in optimizer_tensors(trained.optimizer).items() if "exp_avg" in key)
-    assert moments / sum(it.numel() for it in model.parameters()) == pytest.approx(memory.moments_of(config), rel=0.01)
+    assert moments / sum(it.numel() for it in model.parameters()) == pytest.approx(
+        trainer_memory.moments_of(config), rel=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,8 +122,8 @@ def test_copies_that_are_stored_in_the_background_have_the_size_that_is_reported
     changes: dict[str, object], version: int, checkpoint: int
 ):
     config = preset("quickstart").replace({**changes, "model.device": "cpu"})
-    assert memory.copied(config) == (version, checkpoint)
-    said = memory.describe(config)
+    assert trainer_memory.copied(config) == (version, checkpoint)
+    said = trainer_memory.describe(config)
     per = " for each billion"
     assert f"copies in main memory {version} GB{per} while a version is stored, {checkpoint} GB{per} with a" in said
 
@@ -151,7 +140,7 @@ def test_a_copy_of_the_learner_takes_as_many_bytes_as_reported(tmp_path: Path):
     weights = sum(it.nbytes for it in snapshot.model.parameters())
     moments = sum(it.nbytes for it in learner.state(step=1, sync=1).optimizer.values() if it.numel() > 1)
     size = sum(it.numel() for it in policy.model.parameters())
-    version, checkpoint = memory.copied(config)
+    version, checkpoint = trainer_memory.copied(config)
     assert weights == version * size and weights + moments == checkpoint * size
 
 
@@ -160,7 +149,7 @@ def test_the_page_and_the_plan_say_what_each_optimizer_holds():
     said = set[str]()
     for name in get_args(OptimizerName):
         config = preset("quickstart").replace({"training.optimizer": name})
-        assert f"| `{name}` | {memory.moments_of(config):.3g} |" in text
+        assert f"| `{name}` | {trainer_memory.moments_of(config):.3g} |" in text
         said.update(line for line in describe.describe(config).splitlines() if line.startswith("learning rate "))
     assert len(said) == 4 and all("AdamW" in it for it in said)
 
@@ -170,28 +159,20 @@ def test_what_lies_in_main_memory_is_reported_separately(tmp_path: Path, objecti
     changes = {"training.optimizer": "adamw-on-host", "objective.name": objective, "model.device": "cuda"}
     config = preset("quickstart").replace({**changes, "model.path": str(tiny_folder(tmp_path))})
     size = sum(it.numel() for it in tiny_llama().parameters())
-    said = memory.describe(config)
+    said = trainer_memory.describe(config)
     assert "AdamW" not in said.partition(";")[0]
-    assert said.endswith(f"; in main memory AdamW {each} bytes a parameter: {memory.in_words(each * size)}")
-    assert "in main memory AdamW" not in memory.describe(config.replace({"model.device": "cpu"}))
+    assert said.endswith(f"; in main memory AdamW {each} bytes a parameter: {trainer_memory.in_words(each * size)}")
+    assert "in main memory AdamW" not in trainer_memory.describe(config.replace({"model.device": "cpu"}))
 
 
 def test_the_page_has_the_computed_sizes_for_seven_billion_parameters():
     text = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
-    plain = preset("math").replace(
-        {
-            "training.ranks": 4,
-            "training.groups_per_micro_batch": None,
-            "training.tokens_per_micro_batch": 16384,
-        }
-    )
-    config = plain.replace({"training.checkpoint_activations": True})
-    parts = [
-        sum(memory.held(config).values()) * LARGE.parameters / 4,
-        memory.whole_at_once(config, LARGE),
-        memory.activations(config, LARGE, 16384),
-        memory.KEPT_LOGITS,
-    ]
-    beside = [memory.activations(config, LARGE, 1), memory.activations(plain, LARGE, 16384), 2 * parts[0]]
-    for size in (*parts, sum(parts), *beside):
-        assert memory.in_words(size) in text, memory.in_words(size)
+    config = preset("math").replace(nearest(preset("math"), LARGE, Gpus.parse("8x80")))
+    whole = config.replace({"training.checkpoint_activations": False})
+    parts, tokens = role_memory.trainer(config, LARGE), config.training.tokens_per_micro_batch
+    beside = [
+        sum(parts.values()), trainer_memory.kept(config, LARGE, 1), trainer_memory.kept(whole, LARGE, tokens),
+        2 * parts["weights and moments"],
+    ]  # fmt: skip
+    for size in (*parts.values(), *beside):
+        assert trainer_memory.in_words(size) in text, trainer_memory.in_words(size)

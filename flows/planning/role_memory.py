@@ -1,0 +1,119 @@
+"""Estimate the memory that each role of a run takes on a GPU, in bytes by purpose."""
+
+from collections.abc import Iterator, Mapping
+
+from flows.planning import trainer_memory
+from flows.planning.model_sizes import Model, find_model
+from flows.planning.trainer_memory import BYTES
+from tba.config import Config, VLLMEngine
+from tba.interfaces import Measures, NamesModels
+from tba.tasks.registry import get_task
+
+Parts = Mapping[str, float]
+
+CONTEXT = 0.6e9
+"""Bytes that CUDA and its libraries take in each process that uses a GPU."""
+COMMUNICATION = 0.6e9
+"""Bytes that NCCL takes on each GPU of several ranks."""
+GRAPHS = 0.5e9
+"""Bytes of the CUDA graphs of an engine."""
+HEAD = 2**26 * (2 * 4 + 2 * 2)
+"""Bytes that log-probabilities take while they are computed on a GPU: a piece of logits twice in float32, and twice in
+the type in which they are multiplied."""
+BATCHED = 8192
+"""Tokens that vLLM reads at once."""
+SCORED = 8192
+"""Tokens of a row in which the reference's log-probabilities are computed on a GPU."""
+
+
+def trainer(config: Config, model: Model) -> Parts:
+    """Return the memory of each rank of the trainer."""
+    ranks = config.training.ranks
+    tokens, _ = trainer_memory.most_tokens(config)
+    parts = {
+        "weights and moments": sum(trainer_memory.held(config, model).values()) * model.parameters / ranks,
+        "activations": trainer_memory.kept(config, model, tokens),
+        "CUDA": CONTEXT,
+    }
+    head = trainer_memory.KEPT_LOGITS + HEAD
+    if not config.model.lora_rank:
+        head += model.vocabulary * model.hidden * BYTES[config.model.dtype]  # the gradient before it is added
+    again = trainer_memory.again(config, model, tokens)
+    parts |= {"a layer computed again": again} if again > head else {"output layer": head}
+    if ranks > 1:
+        parts["whole layers"] = trainer_memory.whole_at_once(config, model)
+        parts["gradients on their way"] = max(model.block, model.outside) * BYTES[config.model.dtype]
+        parts["CUDA"] += COMMUNICATION
+    return parts
+
+
+def searcher(config: Config, model: Model, *, total: float, roles: int) -> Parts:
+    """Return the memory of a searcher on the first of its GPUs. The GPU has `total` bytes and is shared by so many
+    roles."""
+    parts = dict(engine(config, model, total=total, roles=roles))
+    if config.stores_reference_logps:
+        parts["reference"] = scorer(config, model)
+    if others := sum(_task_models(config, searches=True)):
+        parts["models of the task"] = others
+    return _with_context(config, parts)
+
+
+def evaluator(config: Config, model: Model, *, total: float, roles: int) -> Parts:
+    """Return the memory of the evaluator, like `searcher`."""
+    task, parts = get_task(config.task), dict(engine(config, model, total=total, roles=roles))
+    if isinstance(task, Measures) and task.needs_reference:
+        parts["reference"] = scorer(config, model)
+    if uses_vllm(config):
+        parts["trainer's form of the policy"] = scorer(config, model)
+    if others := sum(_task_models(config, searches=False)):
+        parts["models of the task"] = others
+    return _with_context(config, parts)
+
+
+def engine(config: Config, model: Model, *, total: float, roles: int) -> Parts:
+    """Return the memory of an engine on each of its GPUs."""
+    if isinstance(config.engine, VLLMEngine) and uses_vllm(config):
+        return {"vLLM": config.engine.fraction(roles) * total}
+    return {
+        "policy": model.parameters * BYTES[config.model.publish_dtype],
+        "keys and values": config.search.batch_responses * cache(config, model),
+        "logits": 3 * config.search.batch_responses * model.vocabulary * 4,
+    }
+
+
+def least_engine(config: Config, model: Model) -> float:
+    """Return the bytes that vLLM needs at least on each of its GPUs, to generate one response at a time."""
+    sampled = 3 * config.search.batch_responses * model.vocabulary * 4
+    read = BATCHED * (4 * model.hidden + 3 * model.intermediate) * 2
+    spread = model.parameters * BYTES[config.model.publish_dtype] + cache(config, model)
+    return spread / config.engine.gpus + sampled + read + GRAPHS + CONTEXT
+
+
+def cache(config: Config, model: Model) -> float:
+    """Return the bytes of keys and values of a longest response with its prompt."""
+    return model.cached * BYTES[config.model.publish_dtype] * config.longest
+
+
+def scorer(config: Config, model: Model) -> float:
+    """Return the bytes of a policy that computes log-probabilities and is not trained."""
+    size = BYTES[config.model.dtype]
+    computed = 2 if trainer_memory.lowers(config, model) else size  # bytes of a number in a product
+    inside = model.parameters - model.outside
+    read = max(SCORED, config.longest) * (4 * model.hidden + 3 * model.intermediate) * computed
+    return model.outside * size + inside * computed + read + HEAD
+
+
+def uses_vllm(config: Config) -> bool:
+    return isinstance(config.engine, VLLMEngine)
+
+
+def _task_models(config: Config, *, searches: bool) -> Iterator[float]:
+    task = get_task(config.task)
+    for used in task.models() if isinstance(task, NamesModels) else ():
+        if (used.searches or not searches) and used.device != "cpu" and (found := find_model(used.place)):
+            yield found.parameters * BYTES[used.dtype]
+
+
+def _with_context(config: Config, parts: dict[str, float]) -> Parts:
+    """Add what CUDA takes in the process of the role itself. vLLM runs in processes of its own, and counts theirs."""
+    return parts | {"CUDA": CONTEXT} if set(parts) != {"vLLM"} else parts
