@@ -94,7 +94,7 @@ class UsedModel(NamedTuple):
 class NamesModels(Protocol):
     """A task that says which models it will load, so that their memory can be planned."""
 
-    def models(self) -> Sequence[UsedModel]: ...
+    def scoring_models(self) -> Sequence[UsedModel]: ...
 
 
 class Locate(Protocol):

@@ -64,14 +64,14 @@ def tba(
         resume: Continue a run that was interrupted or stopped.
         overrides: Any other settings by their dotted names, such as {"training.learning_rate": 1e-5}.
         gpus: GPUs on which the run has to fit, such as 1x24 or 8x80 (number and gigabytes), or `here`: settings that
-            are not given are changed accordingly. `any` starts a run that would be refused as too large.
+            are not given are changed accordingly.
     """
     name, root = run_name(task, run), resolve.lasting(root or default_root())
     if resume or is_another_go(name, root):
-        changes: dict[str, Any] = {"steps": steps, "seed": seed, "overrides": overrides or None}
+        changes: dict[str, Any] = {"steps": steps, "seed": seed, "overrides": overrides or None, "gpus": gpus}
         if resume and (given := [f"{name}={value!r}" for name, value in changes.items() if value is not None]):
             raise ConfigError(
-                "resume: the run keeps its settings, so steps, seed and overrides must not be given, got "
+                "resume: the run keeps its settings, so steps, seed, overrides and gpus must not be given, got "
                 f"{', '.join(given)}"
             )
         while True:
@@ -102,7 +102,7 @@ def settings_of(
     """Return the settings of a new run. Raise ConfigError if it cannot work, or does not fit on its GPUs."""
     here = launcher == "local"
     config = resolve.resolve(task, overrides, runs_here=here, uses_gpus_here=here, **flat)
-    if not (here or gpus):
+    if not gpus:
         return config
     return config.replace(memory_plan.fit(config, gpus, keep=resolve.given(overrides, flat))[1])
 

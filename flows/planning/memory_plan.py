@@ -128,12 +128,13 @@ def fits(config: Config, model: Model, gpus: Gpus) -> bool:
 def fit(config: Config, asked: str | None, keep: Collection[str] = ()) -> tuple[Gpus | None, Mapping[str, Any]]:
     """Return the GPUs that a run is planned for, and the changes of settings with which it fits on them.
 
-    `asked` is the value of --gpus: the number and size of GPUs, `here` for those of this machine, or `any` for no plan.
-    Settings in `keep` are not changed. If `asked` is None, the run is planned for the GPUs of this machine, nothing is
-    changed, and a run that does not fit is refused. Raise ConfigError, with the numbers and the nearest settings that
-    fit, for a run that is refused or for which no such settings were found.
+    `asked` is the value of --gpus: the number and size of GPUs, or `here` for those of this machine. Settings in `keep`
+    are not changed. If `asked` is None, the run is planned for the GPUs of this machine, and nothing is changed. Raise
+    ConfigError with the numbers if no settings were found that fit.
     """
-    gpus = None if asked == "any" else Gpus.parse(asked) if asked not in (None, "here") else found_here(config)
+    if asked is not None and config.model.device == "cpu":
+        raise ConfigError(f"--gpus does not apply where model.device is 'cpu', got {asked!r}")
+    gpus = Gpus.parse(asked) if asked not in (None, "here") else found_here(config)
     if gpus is None:
         if asked == "here":
             raise ConfigError(f"--gpus: there are no GPUs of known size on {socket.gethostname()}, got 'here'")
@@ -146,18 +147,21 @@ def fit(config: Config, asked: str | None, keep: Collection[str] = ()) -> tuple[
             f"--gpus: the size of the policy is unknown on this machine: download {config.model.path!r}, or set "
             f"model.path to a folder"
         )
-    if asked is None and fits(config, model, gpus):
-        return gpus, {}
-    changes = nearest(config, model, gpus, keep)
-    if asked is not None and changes is not None:
-        return gpus, changes
-    advice = "no combination of the settings that save memory fits either"
+    changes = {} if asked is None else nearest(config, model, gpus, keep)
     if changes is not None:
-        advice = f"`--gpus here` takes the nearest settings that fit: {assigned(changes)}"
-    told = "\n".join(table(config, model, gpus))
-    raise ConfigError(
-        f"the run does not fit on {gpus} GB of GPU memory; {advice}; `--gpus any` starts it anyway\n{told}"
-    )
+        return gpus, changes
+    lines = "\n".join(table(config, model, gpus))
+    raise ConfigError(f"--gpus: the run does not fit on {gpus}, nor with any settings that save memory:\n{lines}")
+
+
+def warning(config: Config, gpus: Gpus | None) -> str:
+    """Return a warning if by the plan a run does not fit on the GPUs. Return an empty text if it does, or if the size
+    of the policy is unknown."""
+    model = find_policy(config)
+    if gpus is None or model is None or fits(config, model, gpus):
+        return ""
+    lines = "\n".join(table(config, model, gpus))
+    return f"by plan the run does not fit on {gpus}; `--gpus here` looks for settings that do:\n{lines}"
 
 
 def found_here(config: Config) -> Gpus | None:
@@ -173,7 +177,8 @@ def nearest(config: Config, model: Model, gpus: Gpus, keep: Collection[str] = ()
     before those that change what is learned. Return None if no combination of them fits."""
     tried = list[Mapping[str, Any]]()
     for change in _changes(config, gpus):
-        if not set(keep) & set(change):
+        new = {name for name, value in change.items() if value != attrgetter(name)(config)}
+        if not any(it == name or it.startswith(f"{name}.") for it in keep for name in new):
             tried.append(change)
             if _fitting(config, model, gpus, tried, keep) is not None:
                 break
@@ -204,7 +209,7 @@ def _changes(config: Config, gpus: Gpus) -> Iterator[Mapping[str, Any]]:
             yield {"training.ranks": ranks, **_searchers(config, gpus.count - ranks - 1)}
     task = get_task(config.task)
     options = getattr(task, "options", None)
-    if isinstance(task, NamesModels) and task.models() and getattr(options, "dtype", "") == "float32":
+    if isinstance(task, NamesModels) and getattr(options, "dtype", "") == "float32":
         yield {"task.options": {**config.task.options, "dtype": "bfloat16"}}
     if training.optimizer in ("adamw", "adamw-fused") and not model.lora_rank:
         yield {"training.optimizer": "adamw-on-host"}

@@ -106,12 +106,12 @@ def find_model(place: str, *, revision: str = "main") -> Model | None:
         folder = find_in_package("model.path", place) if is_in_package(place) else local_path("model.path", place)
     except ConfigError:
         return None
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(place, "config.json", revision=revision)
-        folder = Path(cached).parent if isinstance(cached, str) else folder
     try:
+        if not folder.is_dir():
+            from huggingface_hub import try_to_load_from_cache
+
+            cached = try_to_load_from_cache(place, "config.json", revision=revision)
+            folder = Path(cached).parent if isinstance(cached, str) else folder
         found = read_model(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Damaged):
         found = None
@@ -134,10 +134,10 @@ def read_model(folder: Path) -> Model | None:
     if not sizes:
         return None
     hidden = plain.get("hidden_size") or plain["n_embd"]
-    heads = plain.get("num_attention_heads") or plain["n_head"]
-    keys = (plain.get("num_key_value_heads") or heads) * (plain.get("head_dim") or hidden // heads)
+    heads = plain.get("num_attention_heads") or plain.get("n_head")
+    keys = (plain.get("num_key_value_heads") or heads) * (plain.get("head_dim") or hidden // heads) if heads else 0
     intermediate = plain.get("intermediate_size") or plain.get("n_inner") or 4 * hidden
-    return _model(sizes, hidden, intermediate, vocabulary=plain["vocab_size"], keys=keys)
+    return _model(sizes, hidden, intermediate, vocabulary=plain.get("vocab_size") or 0, keys=keys)
 
 
 def _model(sizes: Mapping[str, int], hidden: int, intermediate: int, *, vocabulary: int = 0, keys: int = 0) -> Model:

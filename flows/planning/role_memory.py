@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from flows.planning import trainer_memory
 from flows.planning.model_sizes import Model, find_model
 from flows.planning.trainer_memory import BYTES
-from tba.config import Config, VLLMEngine
+from tba.config import Config, CustomEngine, VLLMEngine
 from tba.interfaces import Measures, NamesModels
 from tba.tasks.registry import get_task
 
@@ -74,6 +74,8 @@ def engine(config: Config, model: Model, *, total: float, roles: int) -> Parts:
     """Return the memory of an engine on each of its GPUs."""
     if isinstance(config.engine, VLLMEngine) and uses_vllm(config):
         return {"vLLM": config.engine.fraction(roles) * total}
+    if isinstance(config.engine, CustomEngine):
+        return {"engine, not counted": 0.0}
     return {
         "policy": model.parameters * BYTES[config.model.publish_dtype],
         "keys and values": config.search.batch_responses * cache(config, model),
@@ -100,7 +102,8 @@ def scorer(config: Config, model: Model) -> float:
     computed = 2 if trainer_memory.lowers(config, model) else size  # bytes of a number in a product
     inside = model.parameters - model.outside
     read = max(SCORED, config.longest) * (4 * model.hidden + 3 * model.intermediate) * computed
-    return model.outside * size + inside * computed + read + HEAD
+    # Weights are loaded in `model.dtype`, and converted afterwards.
+    return max(model.parameters * size, model.outside * size + inside * computed + read + HEAD)
 
 
 def uses_vllm(config: Config) -> bool:
@@ -109,9 +112,9 @@ def uses_vllm(config: Config) -> bool:
 
 def _task_models(config: Config, *, searches: bool) -> Iterator[float]:
     task = get_task(config.task)
-    for used in task.models() if isinstance(task, NamesModels) else ():
+    for used in task.scoring_models() if isinstance(task, NamesModels) else ():
         if (used.searches or not searches) and used.device != "cpu" and (found := find_model(used.place)):
-            yield found.parameters * BYTES[used.dtype]
+            yield found.parameters * BYTES.get(used.dtype, 4)
 
 
 def _with_context(config: Config, parts: dict[str, float]) -> Parts:

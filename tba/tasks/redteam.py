@@ -131,7 +131,7 @@ class RedTeam:
         prompt = Prompt(prompt_id=f"{split}-00000", text=text, tokens=tuple(tokenizer(text).input_ids))
         return [prompt] if len(prompt.tokens) <= max_tokens else []
 
-    def models(self) -> list[UsedModel]:
+    def scoring_models(self) -> list[UsedModel]:
         options = self.options
         classifier = UsedModel(options.classifier, options.dtype, options.classifier_device)
         return [

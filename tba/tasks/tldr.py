@@ -77,7 +77,7 @@ class TLDR:
         ]
         return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
 
-    def models(self) -> list[UsedModel]:
+    def scoring_models(self) -> list[UsedModel]:
         options = self.options
         reward = UsedModel(options.reward_model, options.dtype, options.device)
         gold = UsedModel(options.gold_model, options.dtype, options.device, searches=False)

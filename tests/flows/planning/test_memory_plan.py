@@ -10,8 +10,8 @@ import pytest
 from flows.cli import build_parser, main
 from flows.commands.arguments import read_changes
 from flows.planning import memory_plan, resolve, role_memory
-from flows.planning.memory_plan import Gpus, fit, fits, nearest, place, table
-from flows.planning.model_sizes import KNOWN, find_policy
+from flows.planning.memory_plan import Gpus, fit, fits, nearest, place, table, warning
+from flows.planning.model_sizes import KNOWN, find_model, find_policy
 from flows.supervision import gpus
 from flows.supervision.gpus import Devices, memory_of
 from tba.config import Config
@@ -130,10 +130,28 @@ def test_settings_that_were_given_stay():
     assert "search.searchers" in (nearest(preset("gsm8k"), model, SINGLE) or ())
 
 
+@pytest.mark.parametrize("kept", [{"model.lora_rank"}, {"model.dtype"}])
+def test_a_part_of_a_change_that_was_given_rules_the_change_out(kept: set[str]):
+    model = KNOWN["realtreetune/rho-1b-sft-GSM8K"]
+    assert nearest(preset("gsm8k"), model, SMALL, keep=kept) is None
+    assert nearest(preset("gsm8k"), model, SMALL, keep={"training.ranks", "training.optimizer"})
+
+
+def test_an_option_of_a_task_that_was_given_stays():
+    config, model = preset("tldr"), KNOWN["mnoukhov/pythia410m-sft-tldr"]
+    on = Gpus(1, 48 * 2**30)
+    assert "task.options" in (nearest(config, model, on) or ())
+    assert "task.options" not in (nearest(config, model, on, keep={"task.options.dtype"}) or ())
+
+
+def test_a_model_that_cannot_be_named_on_the_hub_has_no_size():
+    assert find_model("/data/none/here") is None
+
+
 def test_a_run_for_which_nothing_fits_is_refused_with_the_numbers():
     with pytest.raises(ConfigError) as told:
         fit(preset("math"), "1x24")
-    assert "does not fit on 1x24 GB" in str(told.value) and "no combination" in str(told.value)
+    assert str(told.value).startswith("--gpus: the run does not fit on 1x24, nor with any settings")
     assert re.search(r"^  trainer \d+ GB: weights and moments 168 GB,", str(told.value), re.MULTILINE)
 
 
@@ -163,14 +181,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield sizes
 
 
-def test_a_run_that_is_too_large_for_this_machine_is_refused_with_the_settings_that_fit(machine: list[int]):
+def test_of_a_run_that_is_too_large_for_this_machine_a_warning_tells(machine: list[int]):
     machine.append(24 * 2**30)
     config = preset("gsm8k")
-    with pytest.raises(ConfigError, match=r"`--gpus here` takes .*search\.searchers=1 .*model\.lora_rank=16"):
-        fit(config, None)
-    assert fit(config, "any") == (None, {})
+    assert fit(config, None) == (SMALL, {})
+    assert re.match(r"by plan the run does not fit on 1x24; `--gpus here` .*:\nGPU 0: ", warning(config, SMALL))
     on, changes = fit(config, "here")
-    assert on == SMALL and fit(config.replace(changes), None) == (SMALL, {})
+    assert on == SMALL and warning(config.replace(changes), on) == "" == warning(config, None)
 
 
 def test_the_smallest_gpu_of_a_machine_counts(machine: list[int]):
@@ -180,6 +197,9 @@ def test_the_smallest_gpu_of_a_machine_counts(machine: list[int]):
 
 def test_a_machine_without_gpus_needs_no_plan(machine: list[int]):
     assert fit(preset("math"), None) == (None, {})
+    assert warning(preset("math"), None) == ""
+    with pytest.raises(ConfigError, match=r"^--gpus does not apply where model\.device is 'cpu', got '1x24'$"):
+        fit(preset("gsm8k").replace({"model.device": "cpu"}), "1x24")
     with pytest.raises(ConfigError, match=r"^--gpus: there are no GPUs of known size on .*, got 'here'$"):
         fit(preset("math"), "here")
 
