@@ -35,20 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus",
         metavar="GPUS",
-        help="change settings so that the run fits on GPUs, such as 1x24 or 8x80 (number and GiB), or on those found "
-        "`here`; settings of --set stay",
+        help="change settings so that the run fits on GPUs, such as 1x24 or 8x80 (number and GiB of each), or on "
+        "those found `here`; settings of --set stay",
     )
     parser.add_argument("--dry-run", action="store_true", help="show what the settings mean and start nothing")
 
 
 def command(options: argparse.Namespace) -> int:
     from flows.planning import create, describe, memory_plan, resolve
-    from flows.supervision.gpus import usable
 
     changes, flat = read_changes(options), {name: getattr(options, name) for name in resolve.FLAT}
     elsewhere = options.dry_run and options.gpus not in (None, "here")
     config = resolve.resolve(options.task, changes, uses_gpus_here=not elsewhere, **flat)
-    gpus, fitted = memory_plan.fit(config, options.gpus, keep=resolve.given(changes, flat))
+    gpus, fitted = memory_plan.fit(config, options.gpus, keep=resolve.changed_settings(changes, flat))
     if fitted:
         config = config.replace(fitted)
         print(f"to fit on {gpus}: {memory_plan.assigned(fitted)}", file=sys.stderr)
@@ -58,7 +57,8 @@ def command(options: argparse.Namespace) -> int:
         create.refuse_existing(options.root, options.name)
         print(describe.describe(config, gpus))
         return DONE
-    usable(config, config.engine.gpus, config.training.ranks)  # raises if they are too few
+    if options.gpus:
+        memory_plan.check_there(config, gpus)
     return supervise(create.start(config, options.root, options.name, created_by="tba run", task=options.task))
 
 

@@ -63,7 +63,7 @@ def tba(
             the work pools gpu-search and gpu-train.
         resume: Continue a run that was interrupted or stopped.
         overrides: Any other settings by their dotted names, such as {"training.learning_rate": 1e-5}.
-        gpus: GPUs on which the run has to fit, such as 1x24 or 8x80 (number and gigabytes), or `here`: settings that
+        gpus: GPUs on which the run has to fit, such as 1x24 or 8x80 (number and GiB of each), or `here`: settings that
             are not given are changed accordingly.
     """
     name, root = run_name(task, run), resolve.lasting(root or default_root())
@@ -104,7 +104,7 @@ def settings_of(
     config = resolve.resolve(task, overrides, runs_here=here, uses_gpus_here=here, **flat)
     if not gpus:
         return config
-    return config.replace(memory_plan.fit(config, gpus, keep=resolve.given(overrides, flat))[1])
+    return config.replace(memory_plan.fit(config, gpus, keep=resolve.changed_settings(overrides, flat))[1])
 
 
 def look_after(run: Run, config: Config, launcher: str, task: str) -> None:

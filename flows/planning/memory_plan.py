@@ -8,7 +8,6 @@ import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from flows.planning import role_memory
@@ -16,7 +15,7 @@ from flows.planning.model_sizes import Model, find_policy
 from flows.planning.trainer_memory import in_words
 from flows.supervision.gpus import memory_of, usable
 from tba.config import Config, VLLMEngine
-from tba.errors import ConfigError
+from tba.errors import ConfigError, RunFailed
 from tba.interfaces import NamesModels
 from tba.tasks.registry import get_task
 
@@ -35,10 +34,10 @@ class Gpus:
 
     @classmethod
     def parse(cls, text: str) -> "Gpus":
-        """Parse a number and a size as GPUs are sold: `8x80` is eight with 80 GiB each."""
+        """Parse a number of GPUs and the GiB of each: `8x80` is eight with 80 GiB each."""
         parts = re.fullmatch(r"(\d{1,4})x(\d{1,4})", text)
         if not parts or not int(parts[1]) or not int(parts[2]):
-            raise ConfigError(f"--gpus must be a number and gigabytes, like 1x24 or 8x80, got {text!r}")
+            raise ConfigError(f"--gpus must be a number of GPUs and the GiB of each, like 1x24 or 8x80, got {text!r}")
         return cls(int(parts[1]), int(parts[2]) * 2**30)
 
     def __str__(self) -> str:
@@ -47,7 +46,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Load:
-    """What a role takes of a GPU."""
+    """The memory that one role takes on one GPU."""
 
     role: str
     parts: role_memory.Parts
@@ -65,6 +64,8 @@ class Load:
 
 @dataclass
 class Gpu:
+    """A GPU with its roles."""
+
     size: float
     roles: list[str] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
@@ -167,9 +168,21 @@ def warning(config: Config, gpus: Gpus | None) -> str:
 def found_here(config: Config) -> Gpus | None:
     """Return the GPUs of this machine that the run may use, as if all had the size of the smallest. Return None if
     there are none, or if their sizes are unknown."""
-    uuids = usable(config)
+    try:
+        uuids = usable(config)
+    except RunFailed:  # the driver does not answer, which a run itself would tell
+        return None
     sizes = memory_of(uuids) if uuids else []
     return Gpus(len(sizes), min(sizes)) if sizes else None
+
+
+def check_there(config: Config, gpus: Gpus | None) -> None:
+    """Raise ConfigError if this machine has fewer GPUs than a run was planned for."""
+    if gpus and (found := len(usable(config))) < gpus.count:
+        raise ConfigError(
+            f"--gpus: roles may use {found} GPUs of {socket.gethostname()}, got {gpus}: --dry-run shows the plan for "
+            "another machine"
+        )
 
 
 def nearest(config: Config, model: Model, gpus: Gpus, keep: Collection[str] = ()) -> Mapping[str, Any] | None:
@@ -177,8 +190,7 @@ def nearest(config: Config, model: Model, gpus: Gpus, keep: Collection[str] = ()
     before those that change what is learned. Return None if no combination of them fits."""
     tried = list[Mapping[str, Any]]()
     for change in _changes(config, gpus):
-        new = {name for name, value in change.items() if value != attrgetter(name)(config)}
-        if not any(it == name or it.startswith(f"{name}.") for it in keep for name in new):
+        if set(keep).isdisjoint(_different(change, config)):
             tried.append(change)
             if _fitting(config, model, gpus, tried, keep) is not None:
                 break
@@ -188,8 +200,19 @@ def nearest(config: Config, model: Model, gpus: Gpus, keep: Collection[str] = ()
         without = [it for it in tried if it is not change]
         if _fitting(config, model, gpus, without, keep) is not None:
             tried = without
-    found = _fitting(config, model, gpus, tried, keep) or {}
-    return {name: value for name, value in found.items() if value != attrgetter(name)(config)}
+    return _different(_fitting(config, model, gpus, tried, keep) or {}, config)
+
+
+def _different(changes: Mapping[str, Any], config: Config) -> Mapping[str, Any]:
+    """Return those of the changes that change a setting."""
+
+    def value_of(name: str) -> Any:
+        section: Any = config.to_dict()
+        for key in name.split("."):
+            section = section.get(key)
+        return section
+
+    return {name: value for name, value in changes.items() if value != value_of(name)}
 
 
 def _changes(config: Config, gpus: Gpus) -> Iterator[Mapping[str, Any]]:
@@ -210,7 +233,7 @@ def _changes(config: Config, gpus: Gpus) -> Iterator[Mapping[str, Any]]:
     task = get_task(config.task)
     options = getattr(task, "options", None)
     if isinstance(task, NamesModels) and getattr(options, "dtype", "") == "float32":
-        yield {"task.options": {**config.task.options, "dtype": "bfloat16"}}
+        yield {"task.options.dtype": "bfloat16"}
     if training.optimizer in ("adamw", "adamw-fused") and not model.lora_rank:
         yield {"training.optimizer": "adamw-on-host"}
     if not model.lora_rank or model.dtype == "float32":
@@ -251,7 +274,7 @@ def _fitting(
 
 def _largest_fraction(config: Config, model: Model, gpus: Gpus) -> float:
     """Return the largest share of a GPU that every engine could take; 0 if there is none."""
-    if not isinstance(config.engine, VLLMEngine):
+    if not isinstance(config.engine, VLLMEngine) or config.engine.cache_gigabytes:
         return 0.0
     free = [
         (USABLE * gpu.size - sum(load.needed - load.parts.get("vLLM", 0.0) for load in gpu.loads)) / gpu.size / engines

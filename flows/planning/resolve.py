@@ -73,7 +73,7 @@ def resolve(
     return config.replace({"search.prompts_from": known.url}) if known else config
 
 
-def given(overrides: Mapping[str, Any] | None, flat: Mapping[str, int | None]) -> set[str]:
+def changed_settings(overrides: Mapping[str, Any] | None, flat: Mapping[str, int | None]) -> set[str]:
     """Return the names of the settings that arguments of `resolve` change."""
     return {*(overrides or {}), *(FLAT[name] for name, value in flat.items() if value is not None)}
 

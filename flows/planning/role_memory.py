@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from flows.planning import trainer_memory
 from flows.planning.model_sizes import Model, find_model
 from flows.planning.trainer_memory import BYTES
-from tba.config import Config, CustomEngine, VLLMEngine
+from tba.config import Config, CustomEngine, TransformersEngine, VLLMEngine
 from tba.interfaces import Measures, NamesModels
 from tba.tasks.registry import get_task
 
@@ -32,17 +32,17 @@ def trainer(config: Config, model: Model) -> Parts:
     tokens, _ = trainer_memory.most_tokens(config)
     parts = {
         "weights and moments": sum(trainer_memory.held(config, model).values()) * model.parameters / ranks,
-        "activations": trainer_memory.kept(config, model, tokens),
+        "activations": trainer_memory.kept_activations(config, model, tokens),
         "CUDA": CONTEXT,
     }
     head = trainer_memory.KEPT_LOGITS + HEAD
     if not config.model.lora_rank:
         head += model.vocabulary * model.hidden * BYTES[config.model.dtype]  # the gradient before it is added
-    again = trainer_memory.again(config, model, tokens)
-    parts |= {"a layer computed again": again} if again > head else {"output layer": head}
+    recomputed = trainer_memory.recomputed_activations(config, model, tokens)
+    parts |= {"recomputed layer": recomputed} if recomputed > head else {"output layer": head}
     if ranks > 1:
-        parts["whole layers"] = trainer_memory.whole_at_once(config, model)
-        parts["gradients on their way"] = max(model.block, model.outside) * BYTES[config.model.dtype]
+        parts["gathered layers"] = trainer_memory.whole_at_once(config, model)
+        parts["gradients being summed over ranks"] = max(model.block, model.outside) * BYTES[config.model.dtype]
         parts["CUDA"] += COMMUNICATION
     return parts
 
@@ -63,8 +63,8 @@ def evaluator(config: Config, model: Model, *, total: float, roles: int) -> Part
     task, parts = get_task(config.task), dict(engine(config, model, total=total, roles=roles))
     if isinstance(task, Measures) and task.needs_reference:
         parts["reference"] = scorer(config, model)
-    if uses_vllm(config):
-        parts["trainer's form of the policy"] = scorer(config, model)
+    if not isinstance(config.engine, TransformersEngine):
+        parts["policy for exact log-probabilities"] = scorer(config, model)
     if others := sum(_task_models(config, searches=False)):
         parts["models of the task"] = others
     return _with_context(config, parts)
@@ -72,7 +72,9 @@ def evaluator(config: Config, model: Model, *, total: float, roles: int) -> Part
 
 def engine(config: Config, model: Model, *, total: float, roles: int) -> Parts:
     """Return the memory of an engine on each of its GPUs."""
-    if isinstance(config.engine, VLLMEngine) and uses_vllm(config):
+    if isinstance(config.engine, VLLMEngine):
+        if size := config.engine.cache_gigabytes:
+            return {"vLLM": least_engine(config, model) - cache(config, model) / config.engine.gpus + size * 2**30}
         return {"vLLM": config.engine.fraction(roles) * total}
     if isinstance(config.engine, CustomEngine):
         return {"engine, not counted": 0.0}

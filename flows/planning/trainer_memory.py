@@ -48,17 +48,17 @@ def whole_at_once(config: Config, model: Model) -> int:
 def activations(config: Config, model: Model, tokens: int) -> int:
     """Return the bytes of activations of this many tokens: those that are kept for the backward pass, and those of a
     layer that is computed again."""
-    return kept(config, model, tokens) + again(config, model, tokens)
+    return kept_activations(config, model, tokens) + recomputed_activations(config, model, tokens)
 
 
-def kept(config: Config, model: Model, tokens: int) -> int:
+def kept_activations(config: Config, model: Model, tokens: int) -> int:
     """Return the bytes of activations that are kept for the backward pass of this many tokens."""
     if config.training.checkpoint_activations:
         return tokens * model.layers * BYTES[config.model.dtype] * model.hidden  # the input of each layer
     return tokens * model.layers * _layer(config, model)
 
 
-def again(config: Config, model: Model, tokens: int) -> int:
+def recomputed_activations(config: Config, model: Model, tokens: int) -> int:
     """Return the bytes of activations of a layer that is computed again in the backward pass."""
     return tokens * _layer(config, model) if config.training.checkpoint_activations else 0
 

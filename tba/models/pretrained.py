@@ -141,15 +141,16 @@ def is_lowered(model: Any, dtype: str, device: torch.device) -> bool:
 
 
 def lower_products(model: nn.Module, dtype: str) -> None:
-    """Convert the weights of linear layers to bfloat16, if `computing` would convert them for each product. The model
-    then gives the same numbers with half of these weights' memory, and can no longer be trained. Embeddings and norms,
-    and an output layer that shares its weights with the embeddings, stay in float32."""
+    """Convert the weight matrices of linear layers to bfloat16, if `computing` would convert them for each product.
+    The products stay the same, the matrices take half of the memory, and the model can no longer be trained. All other
+    parameters stay in float32, as does an output layer that shares its weights with the embeddings."""
     if not is_lowered(model, dtype, cast(Any, model).device):
         return
-    embedded = cast(Any, model).get_input_embeddings().weight
-    for layer in model.modules():
-        if type(layer) in (nn.Linear, Conv1D) and layer.weight is not embedded:
-            layer.to(torch.bfloat16)
+    first = next(model.parameters())  # transformers takes its format as that of the model
+    untouched = (first, cast(Any, model).get_input_embeddings().weight)
+    for layer in cast(Any, model).modules():
+        if type(layer) in (nn.Linear, Conv1D) and not any(layer.weight is it for it in untouched):
+            layer.weight = nn.Parameter(layer.weight.detach().to(torch.bfloat16), requires_grad=False)
 
 
 def resolve_dtype(name: str, *, setting: str = "model.dtype") -> torch.dtype:

@@ -37,7 +37,7 @@ def fitted(config: Config, on: Gpus) -> Config:
 
 @pytest.mark.parametrize("text", ["", "24", "x24", "1x", "0x24", "1x0", "1x24GB", "-1x24", "one"])
 def test_gpus_that_cannot_be_read_are_refused(text: str):
-    with pytest.raises(ConfigError, match=rf"^--gpus must be a number and gigabytes, .*, got '{text}'$"):
+    with pytest.raises(ConfigError, match=rf"^--gpus must be a number of GPUs and the GiB of each, .*, got '{text}'$"):
         Gpus.parse(text)
 
 
@@ -122,12 +122,32 @@ def test_fewer_searchers_still_generate_what_a_step_in_lockstep_needs():
 
 
 def test_settings_that_were_given_stay():
-    config = preset("gsm8k").replace({"search.searchers": 2, "training.checkpoint_activations": True})
-    model = find_policy(config)
-    assert model is not None
-    changes = nearest(config, model, SINGLE, keep={"search.searchers", "engine.memory_fraction"})
-    assert changes is None or not {"search.searchers", "engine.memory_fraction"} & set(changes)
-    assert "search.searchers" in (nearest(preset("gsm8k"), model, SINGLE) or ())
+    config, model = preset("gsm8k"), KNOWN["realtreetune/rho-1b-sft-GSM8K"]
+    for given in ("search.searchers", "engine.memory_fraction"):
+        assert given in (nearest(config, model, SINGLE) or ())
+        changes = nearest(config, model, SINGLE, keep={given})
+        assert changes and given not in changes and fits(config.replace(changes), model, SINGLE)
+
+
+def test_a_cache_of_a_given_size_counts_in_place_of_a_share():
+    config, model = preset("gsm8k").replace({"engine.cache_gigabytes": 40.0}), KNOWN["realtreetune/rho-1b-sft-GSM8K"]
+    parts = role_memory.engine(config, model, total=MANY.size, roles=1)
+    assert parts["vLLM"] == pytest.approx(40 * 2**30 + role_memory.least_engine(config, model), rel=0.01)
+    assert "engine.memory_fraction" not in (nearest(config, model, SINGLE) or ())
+
+
+def test_the_evaluator_scores_again_what_any_engine_but_the_trainers_own_generated():
+    model = KNOWN["realtreetune/rho-1b-sft-GSM8K"]
+    parts = {
+        name: role_memory.evaluator(preset("gsm8k").replace({"engine.name": name}), model, total=1e12, roles=1)
+        for name in ("vllm", "transformers", "elsewhere:Engine")
+    }
+    assert ["policy for exact log-probabilities" in it for it in parts.values()] == [True, False, True]
+
+
+def test_a_run_that_is_planned_for_more_gpus_than_are_here_is_not_started(capsys: pytest.CaptureFixture[str]):
+    assert main(["run", "gsm8k", "--gpus", "64x80"]) != 0
+    assert "error: --gpus: roles may use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kept", [{"model.lora_rank"}, {"model.dtype"}])
@@ -140,8 +160,8 @@ def test_a_part_of_a_change_that_was_given_rules_the_change_out(kept: set[str]):
 def test_an_option_of_a_task_that_was_given_stays():
     config, model = preset("tldr"), KNOWN["mnoukhov/pythia410m-sft-tldr"]
     on = Gpus(1, 48 * 2**30)
-    assert "task.options" in (nearest(config, model, on) or ())
-    assert "task.options" not in (nearest(config, model, on, keep={"task.options.dtype"}) or ())
+    assert "task.options.dtype" in (nearest(config, model, on) or ())
+    assert "task.options.dtype" not in (nearest(config, model, on, keep={"task.options.dtype"}) or ())
 
 
 def test_a_model_that_cannot_be_named_on_the_hub_has_no_size():

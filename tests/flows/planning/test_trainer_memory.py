@@ -171,8 +171,8 @@ def test_the_page_has_the_computed_sizes_for_seven_billion_parameters():
     whole = config.replace({"training.checkpoint_activations": False})
     parts, tokens = role_memory.trainer(config, LARGE), config.training.tokens_per_micro_batch
     beside = [
-        sum(parts.values()), trainer_memory.kept(config, LARGE, 1), trainer_memory.kept(whole, LARGE, tokens),
-        2 * parts["weights and moments"],
+        sum(parts.values()), trainer_memory.kept_activations(config, LARGE, 1),
+        trainer_memory.kept_activations(whole, LARGE, tokens), 2 * parts["weights and moments"],
     ]  # fmt: skip
     for size in (*parts.values(), *beside):
         assert trainer_memory.in_words(size) in text, trainer_memory.in_words(size)
