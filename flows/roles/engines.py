@@ -76,7 +76,8 @@ def open_generator(
             max_prompt_tokens=config.search.max_prompt_tokens,
             logps="at-one" if sampling.at_one else "uncut" if sampling.reads_logps else "any",
             engine=config.engine,
-            starting=(lambda: nullcontext(1)) if device == "cpu" else partial(starting, config.engine, events),
+            parks=config.model.gpu_shifts,
+            starting=(lambda: nullcontext(1)) if device == "cpu" else partial(starting, config, events),
         )
     from tba.generation.transformers_generator import TransformersGenerator
 
@@ -84,9 +85,11 @@ def open_generator(
 
 
 @contextmanager
-def starting(engine: VLLMEngine, events: Events) -> Iterator[int]:
-    with engine_start() as roles:
-        share = engine.fraction(roles)
+def starting(config: Config, events: Events) -> Iterator[int]:
+    assert isinstance(config.engine, VLLMEngine)
+    with engine_start() as sharing:
+        roles = 1 if config.model.gpu_shifts else sharing
+        share = config.engine.fraction(roles)
         shared = f", which {roles} roles share" if roles > 1 else ""
         events.write("engine-starts", f"vLLM takes {share:.2g} of the memory of its GPU{shared}", fraction=share)
         yield roles

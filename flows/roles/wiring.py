@@ -2,6 +2,7 @@
 flows/roles/buffer_process.py makes it in a process without torch."""
 
 import logging
+from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from threading import Thread
 from flows.roles import starting_checkpoint
 from flows.roles.buffer_process import BufferProcess
 from flows.roles.engines import evaluation_sampling, open_generator, search_sampling
+from flows.roles.gpu_shifts import GpuShifts
 from flows.roles.model_loading import Tell, find_adapter, first_device, load_policy, load_start, model_at
 from flows.roles.prompt_intake import store_prompts, stream_of_prompts
 from flows.roles.rank import start_ranks
@@ -34,6 +36,7 @@ from tba.models.adapters import Adapter
 from tba.models.folder import sizes_of, weight_files
 from tba.models.policy import PolicyScorer
 from tba.runtime import compute_dtype
+from tba.runtime.shifts import NO_SHIFTS, Shift
 from tba.search.evaluator import Evaluator
 from tba.search.searcher import Searcher, await_reference
 from tba.tasks.guard import asking
@@ -51,25 +54,32 @@ STARTING = 120.0  # minimum deadline for an answer of the buffer process, in sec
 
 def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
-    _load_models(task, run, config, lease.tell)
+    shift = _open_shifts(run, config, lease, check=lease.check)
+    _load_models(task, run, config, lease.tell, shift)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
+    shift.begin()
     adapter = find_adapter(run, config, lease.tell)
     size = partial(_parameters, versions, reference, adapter)
     with closing(open_generator(config, events, search_sampling(config), size, adapter)) as generator:
-        stores = config.stores_reference_logps
+        scorer = None
+        if config.stores_reference_logps:
+            scorer = _scorer(config, adapter, versions.load(reference), reference)
+        shift.hold(generator, scorer)
+        shift.end()
         searcher = Searcher(
             index,
             config,
             stream=stream_of_prompts(config, read_prompts(run, "train"), index),
             task=task,
             generator=generator,
-            scorer=_scorer(config, adapter, versions.load(reference), reference) if stores else None,
+            scorer=scorer,
             reference=reference,
             log=Trajectories(run),
             versions=versions,
             lease=lease,
             events=events,
+            shift=shift,
         )
         searcher.run()
 
@@ -82,7 +92,9 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     refuse_damage(run, whole=False)
     attempt, checkpoint = starting_checkpoint.claim(run, config, lease, events)
     Thread(target=_tell_of_ledger, args=(run, attempt, events), daemon=True).start()
+    shift = _open_shifts(run, config, lease, check=partial(_check_unless_stopped, lease))
     with scratch_folder() as scratch:
+        shift.begin()
         if checkpoint is not None:
             adapter = find_adapter(run, config, lease.tell)
             policy = load_policy(config, adapter, checkpoint, device=first_device(config))
@@ -96,6 +108,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
             closing(open_metric_log(run, config.metrics)) as metrics,
             BufferProcess(run, attempt.number, lease.life, deadline=deadline) as buffer,
         ):
+            shift.hold(learner.parking)
             syncs = SyncWriter(
                 config,
                 attempt=attempt.number,
@@ -106,7 +119,14 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 scratch=scratch,
             )
             trainer = Trainer(
-                config, learner=learner, buffer=buffer, syncs=syncs, metrics=metrics, lease=lease, events=events
+                config,
+                learner=learner,
+                buffer=buffer,
+                syncs=syncs,
+                metrics=metrics,
+                lease=lease,
+                events=events,
+                shift=shift,
             )
             _tell_compute_dtype(config, learner, events)
             if why := trainer.learner.padded_because:
@@ -122,25 +142,31 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
 
 def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
-    _load_models(task, run, config, lease.tell)
+    shift = _open_shifts(run, config, lease, check=lease.check)
+    _load_models(task, run, config, lease.tell, shift)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
     adapter = find_adapter(run, config, lease.tell)
     needs_reference = isinstance(task, Measures) and task.needs_reference
     sampling = evaluation_sampling(config, reads_logps=needs_reference)
     scorer, size = partial(_scorer, config, adapter), partial(_parameters, versions, reference, adapter)
+    shift.begin()
     with closing(open_generator(config, events, sampling, size, adapter)) as generator:
+        reference_scorer = scorer(versions.load(reference), reference) if needs_reference else None
+        shift.hold(generator, reference_scorer)
+        shift.end()
         evaluator = Evaluator(
             config,
             prompts=read_prompts(run, "test")[: config.evaluation.prompts],
             task=task,
             generator=generator,
-            reference=scorer(versions.load(reference), reference) if needs_reference else None,
+            reference=reference_scorer,
             trainers_scorer=None if isinstance(generator, TransformersGenerator) else scorer,
             versions=versions,
             evaluations=Evaluations(run),
             lease=lease,
             events=events,
+            shift=shift,
         )
         evaluator.run()
 
@@ -171,11 +197,27 @@ def _config_and_task(run: Run) -> tuple[Config, Task]:
     return config, get_task(config.task)
 
 
-def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
+def _open_shifts(run: Run, config: Config, lease: HeldLease, *, check: Callable[[], None]) -> Shift:
+    if not config.model.gpu_shifts:
+        return NO_SHIFTS
+    deadline = config.limits.data_deadline
+    return GpuShifts(run.url, lease.role, check=check, tell=lease.tell_status, deadline=deadline)
+
+
+def _check_unless_stopped(lease: HeldLease) -> None:
+    """Raise Superseded if another life has taken over. A trainer stops only after a sync, so a stop is not raised."""
+    with suppress(Stopped):
+        lease.check()
+
+
+def _load_models(task: Task, run: Run, config: Config, tell: Tell, shift: Shift = NO_SHIFTS) -> None:
     if isinstance(task, UsesModels):
+        shift.begin()
         tell("loading the models that the task scores with")
         with asking(task, "load"):
             task.load(lambda setting, place: model_at(setting, place, run, config, tell))
+        shift.hold(task)
+        shift.end()
 
 
 def _parameters(versions: Versions, reference: Version, adapter: Adapter | None) -> int:

@@ -90,7 +90,7 @@ class Devices:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        lock = _open(self.folder / "taking.lock")
+        lock = open_lock(self.folder / "taking.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -103,12 +103,12 @@ class Devices:
 
     def _mark(self, uuid: str) -> int:
         """Return a lock on the file that marks a device as a trainer's. The trainer also locks the device itself."""
-        mark = _open(self._trainers(uuid))
+        mark = open_lock(self._trainers(uuid))
         fcntl.flock(mark, fcntl.LOCK_SH)
         return mark
 
     def _lock_free(self, uuid: str) -> int | None:
-        lock = _open(self._file(uuid))
+        lock = open_lock(self._file(uuid))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
@@ -120,7 +120,7 @@ class Devices:
         return self._if_ours(lock)
 
     def _lock_shared(self, uuid: str) -> int | None:
-        lock = _open(self._file(uuid))
+        lock = open_lock(self._file(uuid))
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -163,7 +163,7 @@ def engine_start() -> Iterator[int]:
     folder, shown = lock_folder(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     with ExitStack() as held:
         for uuid in sorted(shown):  # always in the same order, against deadlocks
-            lock = _open(folder / f"gpu-{uuid}.engine.lock")
+            lock = open_lock(folder / f"gpu-{uuid}.engine.lock")
             held.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield max(1, *(holders(_lock_file(folder, uuid)) for uuid in shown))
@@ -173,7 +173,7 @@ def _lock_file(folder: Path, uuid: str) -> Path:
     return folder / f"gpu-{uuid}.lock"
 
 
-def _open(path: Path) -> int:
+def open_lock(path: Path) -> int:
     """Open a lock file that every user of the host may lock. Symbolic links are not followed: otherwise another user
     could place a link and have one of our own files made writable for everybody."""
     with suppress(FileExistsError):

@@ -65,6 +65,10 @@ class HeldLease:
         self._said = (status, progress)
         self._signs.give()
 
+    def tell_status(self, status: str) -> None:
+        """Set the status alone, and keep the progress."""
+        self.tell(status, **self._said[1])
+
     def check(self) -> None:
         """Raise the reason why the role has to stop, if there is one. Each call is a sign that the role is not
         stuck."""

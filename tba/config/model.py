@@ -48,6 +48,9 @@ class ModelConfig:
     device: str = "auto"
     """Device of every role: `auto`, `cpu` or `cuda`. `auto` uses a GPU if there is one. The supervisor divides the
     GPUs among the roles, and each role sees only its own, so `cuda:0` is the first GPU of that role."""
+    gpu_shifts: bool = False
+    """Whether roles use their GPU one after the other. A role that waits for its next shift keeps its weights in main
+    memory. So a GPU needs room for only one role at a time, and roles no longer work at the same time."""
     threads: Count | Literal["shared"] = 1
     """CPU threads of each role. `shared` divides the cores of the machine among the ranks of the trainer and the
     searchers, at least one each; use it if all roles compute on one CPU. The last digits of a step depend on the number

@@ -13,7 +13,7 @@ Rule = tuple[bool, str]
 
 
 def rules(config: "Config") -> Iterator[Rule]:
-    for topic in (_amounts, _lockstep, _micro_batches, _schedules, _weights, _values, _deadlines):
+    for topic in (_amounts, _lockstep, _micro_batches, _shifts, _schedules, _weights, _values, _deadlines):
         yield from topic(config)
 
 
@@ -119,6 +119,15 @@ def _micro_batches(config: "Config") -> Iterator[Rule]:
         yield (
             training.ranks == 1 or holds,
             f"training.ranks must be 1 where {name} is {value!r}, got {training.ranks}",
+        )
+
+
+def _shifts(config: "Config") -> Iterator[Rule]:
+    """Yield the rules for roles that use one GPU one after the other."""
+    for name, value in {"training.ranks": config.training.ranks, "engine.tensor_parallel": config.engine.gpus}.items():
+        yield (
+            not config.model.gpu_shifts or value == 1,
+            f"{name} must be 1 where model.gpu_shifts is set, because each role then uses a single GPU, got {value}",
         )
 
 

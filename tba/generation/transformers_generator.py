@@ -24,6 +24,7 @@ from tba.generation.rows_in_flight import Row, RowsInFlight
 from tba.generation.version_folder import VersionFolder, copy_weights, describe, is_gone
 from tba.models.adapters import Adapter
 from tba.models.policy import Policy
+from tba.runtime.parking import Parking
 from tba.types import Request, Response, Version
 
 # Ended rows are removed, and waiting requests admitted, one eighth of the batch at a time: both copy the whole cache.
@@ -54,6 +55,7 @@ class TransformersGenerator:
         self._flight: RowsInFlight | None = None
         # Each step's time is divided equally among the responses in flight. This is the sum of these shares in seconds.
         self._share = 0.0
+        self._parking = Parking(lambda: [self._policy.model] if self._policy else [])
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder.
@@ -89,6 +91,13 @@ class TransformersGenerator:
         self._policy, self._description, self.version = policy, b"", version
 
     def close(self) -> None: ...
+
+    def park(self) -> None:
+        """Move the model to main memory. No request may be in flight."""
+        self._parking.park()
+
+    def unpark(self) -> None:
+        self._parking.unpark()
 
     def _refill(self, folder: VersionFolder) -> bool:
         """Copy a folder's weights into the loaded model. Return False if the folder holds another model."""

@@ -43,7 +43,8 @@ class VLLMGenerator:
     - "any": log-probabilities of the sampled distribution. All requests are accepted, but the log-probabilities of
       sampled responses must not be used.
 
-    `starting` is the context in which an engine starts; its value is the number of roles that share the GPU.
+    `starting` is the context in which an engine starts; its value is the number of roles that share the GPU. With
+    `parks`, an engine on a GPU can be parked; its memory then comes from an allocator of vLLM that can free it.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class VLLMGenerator:
         trust_remote_code: bool = False,
         starting: Callable[[], AbstractContextManager[int]] = lambda: nullcontext(1),
         adapter: Adapter | None = None,
+        parks: bool = False,
     ):
         self.adapter = adapter  # set if versions are adapters
+        self.parks = parks and not on_cpu
         self.on_cpu, self.dtype, self.trust_remote_code = on_cpu, dtype, trust_remote_code
         self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
         self.max_tokens = max_prompt_tokens + max_response_tokens
@@ -149,6 +152,7 @@ class VLLMGenerator:
             weight_transfer_config=None if self.adapter else WeightTransferConfig(backend=FROM_FOLDER),
             generation_config="vllm",  # every setting of sampling is given with each request
             disable_log_stats=True,
+            enable_sleep_mode=self.parks,
             **(adapter_arguments(self.adapter) if self.adapter else {}),
         )
 
@@ -166,6 +170,16 @@ class VLLMGenerator:
         engine.collective_rpc("finish_weight_update")
         engine.set_weight_version(str(version))
         engine.wake_up(tags=["scheduling"])
+
+    def park(self) -> None:
+        """Move the weights of the engine to main memory, and free its cache of keys and values. No request may be in
+        flight."""
+        if self._requests and self.parks:
+            self._requests.engine.sleep(level=1)
+
+    def unpark(self) -> None:
+        if self._requests and self.parks:
+            self._requests.engine.wake_up()
 
     @property
     def tokenizer(self) -> Any:

@@ -17,6 +17,7 @@ from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows,
 from tba.models import adapters
 from tba.models.adapters import Adapter, AdapterSnapshot, tensors_sha256
 from tba.models.pretrained import computing, load, load_frozen, lower_products, resolve_dtype
+from tba.runtime.parking import Parking
 from tba.types import Prompt, Response, Version
 
 
@@ -131,6 +132,7 @@ class PolicyScorer:
         self.tokens_per_batch = tokens_per_batch or (2048 if on_cpu else 8192)
         self.tokens_per_call = tokens_per_call(policy.device)
         self.packs = can_pack(policy.model)
+        self.parking = Parking(lambda: [policy.model])
         if owns:
             lower_products(policy.model, compute_dtype)
 
@@ -145,6 +147,12 @@ class PolicyScorer:
             logps = iter(self._logps(groups, temperature))
         by_tokens = [dict(zip(tokens, logps, strict=False)) for tokens in distinct]
         return [[known[it.tokens] for it in group] for known, group in zip(by_tokens, responses, strict=True)]
+
+    def park(self) -> None:
+        self.parking.park()
+
+    def unpark(self) -> None:
+        self.parking.unpark()
 
     def _logps(self, groups: Sequence[Group], temperature: float) -> list[tuple[float, ...]]:
         if self.packs:

@@ -13,7 +13,17 @@ from tba.alarms import Alarm, Alarms
 from tba.config import Config
 from tba.errors import Damaged
 from tba.generation.requests import generate
-from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Measures, ReferenceScorer, Task, VersionStore
+from tba.interfaces import (
+    EvaluationLog,
+    EventLog,
+    Generator,
+    Lease,
+    Measures,
+    ReferenceScorer,
+    Task,
+    VersionStore,
+)
+from tba.runtime.shifts import NO_SHIFTS, Shift
 from tba.search import turns
 from tba.search.examples import example
 from tba.search.scoring import Scoring
@@ -23,6 +33,8 @@ from tba.types import Example, Prompt, Response, Reward, Score, Version
 
 
 class Evaluator:
+    """On a GPU that is shared in shifts, a shift is the scoring of one version."""
+
     def __init__(
         self,
         config: Config,
@@ -36,7 +48,9 @@ class Evaluator:
         evaluations: EvaluationLog,
         lease: Lease,
         events: EventLog,
+        shift: Shift = NO_SHIFTS,
     ):
+        self.shift = shift
         self.config, self.scoring, self.prompts = config, Scoring(task), prompts
         self.generator, self.versions, self.evaluations = generator, versions, evaluations
         self.reference = reference  # set if the measures of the task need it
@@ -56,10 +70,12 @@ class Evaluator:
             self.scored = len(done)
             if any(v.number == self.config.last_sync for v in done):
                 return
+            self.shift.end()
             version = self.due(done)
             step = self.adopt(version) if version else None
             if version and step is not None:
                 scores, examples = self.evaluate(version, step)
+                self.scorer = None
                 self.evaluations.write(scores, examples)
                 self.alarms.update(self.mismatched(scores))
                 # Score it only once, even if `done` does not list it because a fork inherited the name of its scores.
@@ -95,8 +111,8 @@ class Evaluator:
         try:
             step = self.versions.step(version)
             folder = self.versions.load(version)
+            self.shift.begin()
             self.generator.adopt(folder, version)
-            self.scorer = None  # free the old one first, so that memory never holds two
             self.scorer = self.trainers_scorer(folder, version) if self.trainers_scorer else None
         except FileNotFoundError as error:  # the version was pruned before its turn
             self.events.write("version-passed-over", str(error), severity="warning", version=str(version))

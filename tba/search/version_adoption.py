@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tba.errors import Busy, Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, ReadsAhead, VersionStore
+from tba.runtime.shifts import Shift
 from tba.runtime.waiting import looks
 from tba.search.progress import Progress
 from tba.search.version_watcher import VersionWatcher
@@ -34,10 +35,12 @@ class VersionAdoption:
         progress: Progress,
         deadline: float,
         updates_in_flight: bool,
+        shift: Shift,
     ):
         self.searcher, self.generator, self.versions, self.events = searcher, generator, versions, events
         self.progress, self.deadline, self.updates_in_flight = progress, deadline, updates_in_flight
         self.watcher = VersionWatcher(versions, generator.read_ahead if isinstance(generator, ReadsAhead) else None)
+        self.shift = shift
         self.looked = 0.0  # time of the last look
         self.version: Version | None = None
         self.rounds_begun = 0  # number of rounds begun with this version
@@ -144,6 +147,7 @@ class VersionAdoption:
     def _load(self, version: Version, folder: Path) -> None:
         """Load a version into the generator. If the generator is busy, the version stays fetched."""
         with self._reporting(version), suppress(Busy):
+            self.shift.begin()
             self.generator.adopt(folder, version)
             self.version = self.progress.version = version
             self.rounds_begun, self.fetched = 0, None

@@ -23,6 +23,7 @@ from tba.models.pretrained import computing
 from tba.objectives import Estimates, Groups, Loss, joined
 from tba.objectives.groups import ratio_moments
 from tba.objectives.objective import Objective
+from tba.runtime.parking import Owner, Parking
 from tba.train.auxiliary_models import LogZ, ValueModel, make_auxiliary_model
 from tba.train.micro_batches import (
     MicroBatch,
@@ -65,6 +66,7 @@ class Learner:
         self.padded_because = why_padded(policy.model)
         at_rest(policy.model)
         self.packs = not self.padded_because
+        self.parking = Parking(self.held)
 
     def restore(self, state: TrainingState) -> None:
         """Restore the optimizer, the random state, the reference and the second model from a checkpoint. The policy's
@@ -94,6 +96,10 @@ class Learner:
 
     def snapshot(self) -> Snapshot | AdapterSnapshot:
         return self.policy.snapshot()
+
+    def held(self) -> list[Owner]:
+        reference = [self.reference.model] if self.reference else []
+        return [*reference, *(owner for it in self.all_trained() for owner in (it.model, it.optimizer))]
 
     def collate(self, fetched: Fetched) -> Batch:
         return collate(

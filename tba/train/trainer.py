@@ -19,6 +19,7 @@ from tba.batches.batching import batch_metrics
 from tba.config import Config
 from tba.errors import RunFailed, Stopped
 from tba.interfaces import EventLog, Lease, MetricLog, ReplayBuffer
+from tba.runtime.shifts import NO_SHIFTS, Shift
 from tba.runtime.waiting import timed
 from tba.train.batches_ahead import BatchesAhead, Prepared
 from tba.train.learner import Learned, Learner
@@ -40,7 +41,9 @@ class Trainer:
         metrics: MetricLog,
         lease: Lease,
         events: EventLog,
+        shift: Shift = NO_SHIFTS,
     ):
+        self.shift = shift
         self.config, self.learner, self.syncs = config, learner, syncs
         self.metrics, self.lease, self.events = metrics, lease, events
         self.learning = LearningAlarms(config.alarms)
@@ -67,8 +70,11 @@ class Trainer:
         The trainer waits for searchers once, for the initial fill. With `sync.lag` it does not wait for the initial
         fill but, before each sync record, for a round of every searcher. With `sampling.max_age` it may also wait,
         before a sync record, for younger trajectories.
+
+        On a GPU that is shared in shifts, a shift ends with each sync, and when the trainer has to wait.
         """
         self.syncs.publish(self.learner.snapshot(), max(self.ahead.applied, self.config.start.sync))
+        self.shift.end()
         if self.first_step > self.config.training.steps:
             return
         if self.config.sync.lag is None:
@@ -97,8 +103,10 @@ class Trainer:
             began, seconds = time.monotonic(), dict[str, float]()
             with timed(seconds, "wait"):
                 while not wait([upcoming], 0.5).done:
+                    self.shift.end()
                     self.syncs.check()  # the batch may wait for searchers, which may wait for a version
                 prepared = upcoming.result()
+                self.shift.begin()
             closes = step == config.step_of_sync(config.sync_of_step(step))
             if closes:
                 admitted = self.ahead.admit(config.sync_of_step(step))
@@ -108,6 +116,8 @@ class Trainer:
                 learned = self.learner.learn(step, prepared.batch)
             self.count_skipped(step, learned)
             copy = self.copy(step, seconds) if closes else None
+            if closes:
+                self.shift.end()
             seconds["step"] = time.monotonic() - began
             records.append(self.record(step, prepared, learned, seconds))
             if copy:

@@ -309,11 +309,13 @@ def test_an_engine_reports_the_share_of_memory_that_it_takes(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a")
     for kind in ("trainer", "searcher", "evaluator"):
         hold(Devices("runs/ours", uuids=["a"]), kind)
-    with starting(VLLMEngine(), Events(run, "searcher-000", 1)) as roles:
+    with starting(preset("gsm8k"), Events(run, "searcher-000", 1)) as roles:
         assert roles == 3
     (event,) = read_events(run)
     assert event["message"] == "vLLM takes 0.2 of the memory of its GPU, which 3 roles share"
     assert event["data"]["fraction"] == pytest.approx(0.2)
+    with starting(preset("gsm8k").replace({"model.gpu_shifts": True}), Events(run, "searcher-000", 2)) as roles:
+        assert roles == 1, "others leave the GPU before it starts"
 
 
 def test_on_several_gpus_the_one_that_most_roles_share_counts(

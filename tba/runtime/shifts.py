@@ -1,0 +1,48 @@
+"""What a role sees of a GPU that roles use one after the other (`model.gpu_shifts`)."""
+
+from typing import Protocol, runtime_checkable
+
+
+class Shift(Protocol):
+    """The times in which one role has the GPU. What the role holds on the GPU is there only during its shifts."""
+
+    is_shared: bool
+    """False if no other role waits for the GPU, so that shifts need not end."""
+
+    def hold(self, *things: object) -> None:
+        """Park these things whenever a shift ends, those of them that are `Parks`."""
+        ...
+
+    def begin(self) -> None:
+        """Wait until the GPU is free, and move back to it what was parked. Do nothing during a shift."""
+        ...
+
+    def end(self) -> None:
+        """Park what this role holds, and leave the GPU to other roles. Do nothing between shifts."""
+        ...
+
+
+@runtime_checkable
+class Parks(Protocol):
+    """Holds memory of a GPU, and can keep its content in main memory for a while."""
+
+    def park(self) -> None: ...
+
+    def unpark(self) -> None:
+        """Move back what `park` has moved. This is called before anything else is, and only after `park`."""
+        ...
+
+
+class NoShifts:
+    """The shift of a role that has its GPU, or its part of it, all the time."""
+
+    is_shared = False
+
+    def hold(self, *things: object) -> None: ...
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+NO_SHIFTS = NoShifts()

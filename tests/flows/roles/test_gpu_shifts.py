@@ -1,0 +1,174 @@
+"""Roles use a GPU one after the other: two of them never at once, none twice while another waits."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.roles.gpu_shifts import GpuShifts
+from tba.errors import DeadlinePassed, Stopped
+from tests.support.waiting import until
+
+
+class Thing:
+    """Holds memory while it is not parked."""
+
+    def __init__(self) -> None:
+        self.journal: list[str] = []
+
+    def park(self) -> None:
+        self.journal.append("park")
+
+    def unpark(self) -> None:
+        self.journal.append("unpark")
+
+
+@pytest.fixture
+def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuShifts]:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+
+    def make(name: str, *, run: str = "runs/ours", deadline: float = 60.0, check: Callable[[], None] = lambda: None):
+        return GpuShifts(run, name, check=check, tell=print, deadline=deadline, folder=tmp_path)
+
+    return make
+
+
+def begun(role: GpuShifts) -> tuple[threading.Thread, threading.Event]:
+    """Begin a shift in a thread. The event is set when the shift has begun."""
+    has_begun = threading.Event()
+
+    def begin() -> None:
+        role.begin()
+        has_begun.set()
+
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    return thread, has_begun
+
+
+def test_a_role_waits_until_the_shift_of_another_has_ended(role: Callable[..., GpuShifts]):
+    trainer, searcher = role("trainer"), role("searcher-000")
+    trainer.begin()
+    _, has_begun = begun(searcher)
+    assert not has_begun.wait(0.2)
+    trainer.end()
+    assert has_begun.wait(10)
+
+
+def test_a_role_that_has_just_ended_lets_the_one_that_waits_go_first(role: Callable[..., GpuShifts]):
+    trainer, searcher = role("trainer"), role("searcher-000")
+    order: list[str] = []
+    trainer.begin()
+
+    def search() -> None:
+        searcher.begin()
+        order.append("searcher")
+        searcher.end()
+
+    thread = threading.Thread(target=search, daemon=True)
+    thread.start()
+    time.sleep(0.2)  # until it waits
+    trainer.end()
+    trainer.begin()
+    order.append("trainer")
+    thread.join(10)
+    assert order == ["searcher", "trainer"]
+
+
+def test_what_a_role_holds_is_parked_between_its_shifts_alone(role: Callable[..., GpuShifts]):
+    shifts, thing = role("trainer"), Thing()
+    shifts.begin()
+    shifts.hold(thing, object(), None)
+    shifts.begin()
+    assert thing.journal == []
+    shifts.end()
+    shifts.end()
+    assert thing.journal == ["park"]
+    shifts.begin()
+    assert thing.journal == ["park", "unpark"]
+
+
+def test_memory_is_free_before_another_role_begins(role: Callable[..., GpuShifts]):
+    class ParksSlowly(Thing):
+        def park(self) -> None:
+            time.sleep(0.2)
+            super().park()
+
+    trainer, thing = role("trainer"), ParksSlowly()
+    trainer.begin()
+    trainer.hold(thing)
+    _, has_begun = begun(role("searcher-000"))
+    threading.Thread(target=trainer.end).start()
+    assert has_begun.wait(10)
+    assert thing.journal == ["park"]
+
+
+def test_roles_on_other_gpus_and_other_runs_without_gpu_do_not_wait(
+    role: Callable[..., GpuShifts], monkeypatch: pytest.MonkeyPatch
+):
+    role("trainer").begin()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    role("searcher-000").begin()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    role("trainer").begin()
+    role("trainer", run="runs/theirs").begin()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from flows.roles.gpu_shifts import GpuShifts
+GpuShifts("runs/ours", "searcher-000", check=lambda: None, tell=print, deadline=60, folder=Path(sys.argv[1])).begin()
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_role_that_was_killed_in_its_shift_holds_up_nobody(role: Callable[..., GpuShifts], tmp_path: Path):
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout and holder.stdout.readline() == "begun\n"
+        _, has_begun = begun(role("trainer"))
+        assert not has_begun.wait(0.3)
+        holder.kill()
+        assert has_begun.wait(10)
+
+
+def test_a_role_that_is_asked_to_stop_stops_waiting_and_leaves_its_place(role: Callable[..., GpuShifts]):
+    asked = threading.Event()
+
+    def check() -> None:
+        if asked.is_set():
+            raise Stopped("enough")
+
+    trainer = role("trainer")
+    trainer.begin()
+    asked.set()
+    with pytest.raises(Stopped):
+        role("searcher-000", check=check).begin()
+    _, has_begun = begun(role("evaluator"))
+    trainer.end()
+    assert has_begun.wait(10)
+
+
+def test_a_shift_that_never_ends_is_named(role: Callable[..., GpuShifts]):
+    role_that_hangs = role("searcher-001")
+    role_that_hangs.begin()
+    with pytest.raises(DeadlinePassed, match=r"a shift of searcher-001 .* 0\.1 s \(limits\.data_deadline\)"):
+        role("trainer", deadline=0.1).begin()
+    role_that_hangs.end()
+
+
+def test_who_uses_the_gpu_is_told(tmp_path: Path, role: Callable[..., GpuShifts], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("flows.roles.gpu_shifts._SILENT", 0.0)
+    trainer, told = role("trainer"), list[str]()
+    trainer.begin()
+    waits = GpuShifts("runs/ours", "evaluator", check=lambda: None, tell=told.append, deadline=60, folder=tmp_path)
+    begun(waits)
+    until(lambda: bool(told), "a status")
+    assert told[0] == "waiting 0 s for the GPU, which trainer uses"
+    trainer.end()
