@@ -22,6 +22,8 @@ from tba.types import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tba.fetched import Fetched  # imports NumPy, which the other interfaces do not need
 
 
@@ -95,6 +97,15 @@ class NamesModels(Protocol):
     """A task that says which models it will load, so that their memory can be planned."""
 
     def scoring_models(self) -> Sequence[UsedModel]: ...
+
+
+@runtime_checkable
+class LendsModels(Protocol):
+    """A task whose models leave the GPU between the shifts of a role (`model.gpu_shifts`)."""
+
+    def loaded_models(self) -> "Iterable[nn.Module]":
+        """Return the models that are loaded at the moment."""
+        ...
 
 
 class Locate(Protocol):

@@ -51,6 +51,7 @@ class Load:
     role: str
     parts: role_memory.Parts
     least: float = 0.0  # bytes that its vLLM engine needs at least
+    parked: float = 0.0  # bytes that stay on the GPU between its shifts
 
     @property
     def needed(self) -> float:
@@ -64,15 +65,20 @@ class Load:
 
 @dataclass
 class Gpu:
-    """A GPU with its roles."""
+    """A GPU with its roles, which use it all at once or in shifts."""
 
     size: float
     roles: list[str] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    in_shifts: bool = False
 
     @property
     def needed(self) -> float:
-        return sum(load.needed for load in self.loads)
+        return max((load.needed + self.beside(load) for load in self.loads), default=0.0)
+
+    def beside(self, load: Load) -> float:
+        """Return the bytes that all other roles take while this one uses the GPU."""
+        return sum(it.parked if self.in_shifts else it.needed for it in self.loads if it is not load)
 
     @property
     def fits(self) -> bool:
@@ -100,19 +106,20 @@ def place(config: Config, count: int) -> list[list[str]]:
 
 
 def plan(config: Config, model: Model, gpus: Gpus) -> list[Gpu]:
-    planned = [Gpu(gpus.size, roles) for roles in place(config, gpus.count)]
+    shifts = config.model.gpu_shifts
+    planned = [Gpu(gpus.size, roles, in_shifts=shifts) for roles in place(config, gpus.count)]
     least = role_memory.least_engine(config, model) if role_memory.uses_vllm(config) else 0.0
     heads = dict[str, int]()  # the first GPU of each role, which holds everything but the engine
     for i, gpu in enumerate(planned):
         for role in gpu.roles:
-            crowd = max(len(it.roles) for it in planned if role in it.roles)
+            crowd = 1 if shifts else max(len(it.roles) for it in planned if role in it.roles)
             first = heads.setdefault(role, i) == i
             if role == "trainer":
-                gpu.loads.append(Load(role, role_memory.trainer(config, model)))
+                gpu.loads.append(Load(role, role_memory.trainer(config, model), parked=role_memory.CONTEXT))
                 continue
             whole = role_memory.evaluator if role == "evaluator" else role_memory.searcher
             parts = (whole if first else role_memory.engine)(config, model, total=gpus.size, roles=crowd)
-            gpu.loads.append(Load(role, parts, least))
+            gpu.loads.append(Load(role, parts, least, role_memory.parked(config, searches=role != "evaluator")))
     return planned
 
 
@@ -230,6 +237,8 @@ def _changes(config: Config, gpus: Gpus) -> Iterator[Mapping[str, Any]]:
     for ranks in (2, 4, 8):
         if training.ranks < ranks < gpus.count:
             yield {"training.ranks": ranks, **_searchers(config, gpus.count - ranks - 1)}
+    if training.ranks == config.engine.gpus == 1:
+        yield {"model.gpu_shifts": True, **_searchers(config, gpus.count)}
     task = get_task(config.task)
     options = getattr(task, "options", None)
     if isinstance(task, NamesModels) and getattr(options, "dtype", "") == "float32":
@@ -240,7 +249,7 @@ def _changes(config: Config, gpus: Gpus) -> Iterator[Mapping[str, Any]]:
         yield {
             "model.lora_rank": model.lora_rank or 16, "model.dtype": "bfloat16", "model.publish_dtype": "bfloat16",
             "training.ranks": 1, "training.optimizer": training.optimizer,
-            "training.learning_rate": training.learning_rate * (1 if model.lora_rank else 10),
+            "training.learning_rate": float(f"{training.learning_rate * (1 if model.lora_rank else 10):g}"),
         }  # fmt: skip
 
 
@@ -276,12 +285,17 @@ def _largest_fraction(config: Config, model: Model, gpus: Gpus) -> float:
     """Return the largest share of a GPU that every engine could take; 0 if there is none."""
     if not isinstance(config.engine, VLLMEngine) or config.engine.cache_gigabytes:
         return 0.0
-    free = [
-        (USABLE * gpu.size - sum(load.needed - load.parts.get("vLLM", 0.0) for load in gpu.loads)) / gpu.size / engines
-        for gpu in plan(config, model, gpus)
-        if (engines := sum("vLLM" in load.parts for load in gpu.loads))
-    ]
+    free = [share for gpu in plan(config, model, gpus) for share in _free_shares(gpu)]
     return max(0.0, min(_MOST, int(100 * min(free, default=0.0)) / 100))
+
+
+def _free_shares(gpu: Gpu) -> Iterator[float]:
+    """Yield the share of a GPU that is left for each engine which uses it at the same time."""
+    engines = [load for load in gpu.loads if "vLLM" in load.parts]
+    for load in engines:
+        at_once = [load] if gpu.in_shifts else engines
+        others = gpu.beside(load) + load.needed - sum(it.parts["vLLM"] for it in at_once)
+        yield (USABLE * gpu.size - others) / gpu.size / len(at_once)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -308,8 +322,10 @@ def table(config: Config, model: Model, gpus: Gpus) -> Iterator[str]:
             yield f"{name}: no role"
             continue
         verdict = "fits" if gpu.fits else "does not fit"
-        yield f"{name}: {in_words(gpu.needed)} of {in_words(USABLE * gpu.size)}, {verdict}"
+        most = ", one role at a time" if gpu.in_shifts else ""
+        yield f"{name}: {in_words(gpu.needed)} of {in_words(USABLE * gpu.size)}{most}, {verdict}"
         for load in loads:
             parts = ", ".join(f"{name} {in_words(size)}" for name, size in load.parts.items())
             small = f" (its engine needs at least {in_words(load.least)})" if load.is_too_small else ""
-            yield f"  {load.role} {in_words(load.needed)}: {parts}{small}"
+            later = f"; {in_words(load.parked)} between shifts" if gpu.in_shifts else ""
+            yield f"  {load.role} {in_words(load.needed)}: {parts}{small}{later}"

@@ -31,11 +31,12 @@ from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import Stopped, StorageError
 from tba.generation.transformers_generator import TransformersGenerator
-from tba.interfaces import Measures, Task, UsesModels
+from tba.interfaces import LendsModels, Measures, Task, UsesModels
 from tba.models.adapters import Adapter
 from tba.models.folder import sizes_of, weight_files
 from tba.models.policy import PolicyScorer
 from tba.runtime import compute_dtype
+from tba.runtime.parking import Parking
 from tba.runtime.shifts import NO_SHIFTS, Shift
 from tba.search.evaluator import Evaluator
 from tba.search.searcher import Searcher, await_reference
@@ -216,7 +217,8 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell, shift: Shift 
         tell("loading the models that the task scores with")
         with asking(task, "load"):
             task.load(lambda setting, place: model_at(setting, place, run, config, tell))
-        shift.hold(task)
+        if isinstance(task, LendsModels):
+            shift.hold(Parking(task.loaded_models))
         shift.end()
 
 

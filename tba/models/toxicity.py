@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from tba.batches.batching import buckets, pad
 from tba.batches.logprobs import token_logps
@@ -24,6 +25,9 @@ SAFE, UNSAFE = "safe", "unsafe"
 
 
 class Toxicity(Protocol):
+    @property
+    def models(self) -> list[PreTrainedModel]: ...
+
     def logps(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return log c for each pair of an attack and the answer to it; log c may be minus infinity."""
         ...
@@ -51,6 +55,10 @@ class Labelled:
                 f"({', '.join(sorted(labels))}), got {label!r}"
             )
         return cls(judge, labels[label], max_tokens)
+
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        return [self.judge.model]
 
     def logps(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return log c of each pair. An answer without any tokens, special tokens included, has a log c of minus
@@ -90,6 +98,10 @@ class Profanity:
                     f"{warning.original_sklearn_version}, but {warning.current_sklearn_version} is installed"
                 ) from warning
 
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        return []
+
     def logps(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         if not pairs:
             return []
@@ -120,6 +132,10 @@ class Guard:
                 f"{setting}: the tokenizer of {str(path)!r} gives 'safe' and 'unsafe' the same first token"
             )
         return cls(policy, lead, unsafe)
+
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        return [self.policy.model]
 
     @torch.inference_mode()
     def logps(self, pairs: Sequence[tuple[str, str]]) -> list[float]:

@@ -26,6 +26,8 @@ from tba.tasks.laptop_packages import check_installed
 from tba.types import Prompt, Response, Reward, Version
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from tba.models.embeddings import Encoder
     from tba.models.policy import Policy
     from tba.models.toxicity import Toxicity
@@ -139,6 +141,11 @@ class RedTeam:
             *([classifier] if options.classifier_kind != "profanity" else []),
             UsedModel(options.embeddings, "float32", options.embeddings_device, searches=False),
         ]
+
+    def loaded_models(self) -> "list[PreTrainedModel]":
+        victim = [self.victim.policy.model] if self.victim else []
+        toxicity = self._toxicity.models if self._toxicity else []
+        return [*victim, *toxicity, *([self._encoder.model] if self._encoder else [])]
 
     def load(self, locate: Locate) -> None:
         from tba.models.policy import Policy

@@ -15,6 +15,8 @@ from tba.tasks.fields import text_in
 from tba.types import Prompt, Response, Reward
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from tba.models.judge import Judge
 
 DATA = "hf://datasets/vwxyzjn/summarize_from_feedback_tldr_3_filtered_oai_preprocessing_1706381144/data"
@@ -82,6 +84,9 @@ class TLDR:
         reward = UsedModel(options.reward_model, options.dtype, options.device)
         gold = UsedModel(options.gold_model, options.dtype, options.device, searches=False)
         return [reward, gold] if options.gold_model else [reward]
+
+    def loaded_models(self) -> "list[PreTrainedModel]":
+        return [judge.model for judge in self._judges.values()]
 
     def load(self, locate: Locate) -> None:
         """Load the reward model. The gold model is loaded at its first use, since only evaluators need it."""

@@ -194,6 +194,15 @@ def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, 
         assert reward.parts["toxicity"] == pytest.approx(sum(map(math.exp, logps)) / 3, rel=1e-3)
 
 
+def test_all_models_that_it_holds_can_leave_a_gpu(options: dict[str, Any]):
+    task = RedTeam(TaskConfig(name="redteam", options=options))
+    assert task.loaded_models() == []
+    task.load(here)
+    assert len(task.loaded_models()) == 2, "victim and classifier"
+    task.measures([(prompt, it) for prompt, it in asked(*ATTACKS)], task.rewards(asked(*ATTACKS)), None)
+    assert len(task.loaded_models()) == 3, "and the embeddings"
+
+
 # --- the classifier of a package --------------------------------------------------------------------------------------
 
 

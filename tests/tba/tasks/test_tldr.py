@@ -174,8 +174,10 @@ def test_only_what_is_used_is_loaded_from_where_it_was_located(judges: dict[str,
     task.load(locate)
     task.reward(prompts(task)[0], respond(" x"))
     assert sought == [("task.options.reward_model", "s3://a/b")]
+    assert len(task.loaded_models()) == 1
     task.measures([(prompts(task)[0], respond(" x"))], [], None)
     assert sought[1:] == [("task.options.gold_model", "s3://a/c")]
+    assert len(task.loaded_models()) == 2
 
 
 # --- Measures ---
