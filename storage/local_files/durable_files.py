@@ -32,6 +32,34 @@ def written_beside(final: Path, content: bytes | Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def linked_beside(final: Path, source: Path) -> Iterator[Path]:
+    """Like `written_beside`, for a file that never changes afterwards: if it is on the disk of `final`, the hidden file
+    is a link to it, and no byte is copied."""
+    temporary = temporary_beside(final)
+    if not _link(source, temporary):
+        with written_beside(final, source) as copied:
+            yield copied
+        return
+    try:
+        with temporary.open("rb") as file:
+            mark_as_written(file)
+            os.fsync(file.fileno())
+            yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _link(source: Path, path: Path) -> bool:
+    """Link a file, and make the folders of the link. Return False if that is not possible, as between two disks."""
+    try:
+        _make_folder(path.parent)
+        os.link(source, path)
+    except OSError:
+        return False
+    return True
+
+
 def flush_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

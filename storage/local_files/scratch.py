@@ -1,5 +1,5 @@
-"""Makes scratch folders among the system's temporary files. A folder is removed after use. If its process was killed,
-it is removed when the next scratch folder is made.
+"""Makes scratch folders, among the system's temporary files or inside a folder that is given. A scratch folder is
+removed after use. If its process was killed, it is removed when the next scratch folder is made in the same place.
 
 The process that uses a folder holds a lock on it, which the kernel releases when the process dies. So a folder whose
 lock is free is no longer needed.
@@ -14,25 +14,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = "tba-scratch-"
+_HIDDEN = f".{_PREFIX}"  # a store takes no hidden file for an object
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Yield a new folder for this process alone. Folders that killed processes have left are removed first."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def scratch_folder(inside: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder for this process alone: among the system's temporary files, or a hidden folder inside another
+    folder, whose disk must have locks. Folders that killed processes have left there are removed first."""
+    parent, prefix = (inside, _HIDDEN) if inside else (Path(tempfile.gettempdir()), _PREFIX)
+    for left in parent.glob(f"{prefix}*"):
         with suppress(OSError):  # the folder is in use, belongs to another user, or has just been removed
             _remove(left, _lock(left, fcntl.LOCK_EX | fcntl.LOCK_NB))
-    folder, lock = _make()
+    folder, lock = _make(parent, prefix)
     try:
         yield folder
     finally:
         _remove(folder, lock)
 
 
-def _make() -> tuple[Path, int]:
+def _make(parent: Path, prefix: str) -> tuple[Path, int]:
     """Make a folder and lock it. Try again if another process removes the folder before it is locked."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with suppress(FileNotFoundError):
             lock = _lock(folder, fcntl.LOCK_SH)
             if folder.exists():

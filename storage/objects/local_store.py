@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.local_files.durable_files import flush_folder, locked_folder, written_beside
+from storage.local_files.durable_files import flush_folder, linked_beside, locked_folder, written_beside
 from storage.local_files.regular_files import about, irregular_kind, open_regular, read_regular
 from storage.local_files.temporary_files import name_written, remove_left_behind
 from storage.objects.store import KEY_PART, Entry, check_key, check_prefix
@@ -76,9 +76,9 @@ class LocalStore:
             names = [entry.name for entry in self._scan(prefix) if _is_folder(about(entry))]
             return sorted(name for name in names if self._holds(self.folder / prefix / name))
 
-    def upload(self, path: Path, key: str) -> None:
+    def upload(self, path: Path, key: str, *, may_link: bool = False) -> None:
         final = self._path(key)
-        with self._naming(key), written_beside(final, path) as temporary:
+        with self._naming(key), (linked_beside if may_link else written_beside)(final, path) as temporary:
             _refuse_irregular(final)
             os.replace(temporary, final)
             flush_folder(final.parent)

@@ -13,7 +13,6 @@ removes such files looks for a manifest again afterwards, and a process that has
 again. Whichever of the two comes first, the other one sees what it did and removes the rest.
 """
 
-import hashlib
 import logging
 import os
 import shutil
@@ -24,10 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from storage import layout
-from storage.local_files.regular_files import open_regular, sha256_of_file
 from storage.local_files.scratch import scratch_folder
 from storage.local_files.shared_cache import shared_copy
+from storage.local_files.verified_files import settle
 from storage.objects import deltas, records
+from storage.objects.folder_files import READ_AT_ONCE, describe_files, digest_of, verify_file
 from storage.objects.store import Store, check_key
 from tba.errors import AlreadyExists, Damaged, DeadlinePassed, Missing, StorageError, Superseded
 from tba.types import Version
@@ -35,6 +35,7 @@ from tba.types import Version
 log = logging.getLogger(__name__)
 
 _COPIES = 4  # folders of each kind that the cache keeps
+_MOVED_AT_ONCE = 4  # files that are uploaded or fetched side by side; a remote store moves each in several parts
 
 
 def publish(
@@ -43,6 +44,8 @@ def publish(
     folder: Path,
     extra: Mapping[str, Any],
     *,
+    sha256s: Mapping[str, str] | None = None,
+    may_link: bool = False,
     hand_over: bool = False,
     base: tuple[str, Path] | None = None,
 ) -> dict[str, Any]:
@@ -52,10 +55,12 @@ def publish(
     AlreadyExists if other files are stored. Raise Superseded if another process removes the files, or the base, during
     the call.
 
-    `hand_over` puts the files into this machine's cache, so that processes on this machine need not fetch them. No file
-    of the local folder may change afterwards. `base` is the name of a stored folder and the path of its files. The
-    difference from the base is stored if that takes less than half of the bytes."""
-    files = describe_files(folder)
+    `sha256s` has the digests of files that were hashed while they were written, by name; the other files are read for
+    theirs. With `may_link`, no file of the local folder ever changes afterwards, so that a store on the same disk links
+    the files instead of copying them. `hand_over` also puts the files into this machine's cache, so that processes on
+    this machine need not fetch them; it implies `may_link`. `base` is the name of a stored folder and the path of its
+    files. The difference from the base is stored if that takes less than half of the bytes."""
+    files = describe_files(folder, sha256s)
     if not files:
         raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
     if stored := _stored(store, prefix, files):
@@ -66,8 +71,13 @@ def publish(
             manifest |= _difference(files, folder, *base, scratch)
         if hand_over and ("difference" in manifest or store.local_path(prefix.rstrip("/")) is None):
             _hand_over(prefix, folder, manifest)
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda file: _upload(store, prefix, file, scratch, folder), stored_files(manifest)))
+
+        def upload(file: Mapping[str, Any]) -> None:
+            path = (scratch if "of" in file else folder) / file["name"]
+            store.upload(path, prefix + file["name"], may_link=may_link or hand_over)
+
+        with ThreadPoolExecutor(_MOVED_AT_ONCE) as pool:
+            list(pool.map(upload, stored_files(manifest)))
     try:
         store.create(prefix + layout.MANIFEST, records.encode(manifest))
     except AlreadyExists:
@@ -150,32 +160,33 @@ def fetch(store: Store, prefix: str, into: Path) -> Path:
     folder does not exist, or is removed during the copying. Raise Damaged, naming the file, if a file does not match
     the manifest."""
     manifest = _existing(store, prefix)
-    return _fetch(store, prefix, manifest, _base(store, prefix, manifest), into)
+    return _fetch(store, prefix, manifest, _base(store, prefix, manifest, False), into, sets_marks=False)
 
 
-def local_copy(store: Store, prefix: str, *, keep: int = _COPIES) -> Path:
+def local_copy(store: Store, prefix: str, *, keep: int = _COPIES, trusts_marks: bool = False) -> Path:
     """Return the path of a verified folder on this machine's disk. If a local store has the folder whole, this is the
     stored folder itself, otherwise a copy in the cache. Of each kind, the cache keeps the `keep` copies that were used
-    last, and copies that processes still use."""
-    return _local_copy(store, prefix, _existing(store, prefix), keep)
+    last, and copies that processes still use. With `trusts_marks`, files that another process of this machine has
+    verified are not read again (storage/local_files/verified_files.py)."""
+    return _local_copy(store, prefix, _existing(store, prefix), keep, trusts_marks)
 
 
-def _local_copy(store: Store, prefix: str, manifest: Mapping[str, Any], keep: int) -> Path:
+def _local_copy(store: Store, prefix: str, manifest: Mapping[str, Any], keep: int, trusts_marks: bool) -> Path:
     in_place = store.local_path(prefix.rstrip("/"))
     if in_place and "difference" not in manifest:
         try:
-            _verify(store, prefix, in_place, manifest)
+            _verify(store, prefix, in_place, manifest, trusts_marks)
         except Damaged:
             _existing(store, prefix)  # raises Missing if the folder was removed while it was read
             raise
         return in_place
-    base = cache(lambda: _base(store, prefix, manifest))
+    base = cache(lambda: _base(store, prefix, manifest, trusts_marks))
     return shared_copy(
         prefix.partition("/")[0],
         manifest["sha256"],
-        whole=lambda copy: _is_whole(store, prefix, copy, manifest),
+        whole=lambda copy: _is_whole(store, prefix, copy, manifest, trusts_marks),
         prepare=base,
-        make=lambda copy: _fetch(store, prefix, manifest, base(), copy),
+        make=lambda copy: _fetch(store, prefix, manifest, base(), copy, sets_marks=trusts_marks),
         keep=keep,
     )
 
@@ -223,21 +234,6 @@ def _look_again(store: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
         raise Superseded(f"{store.url}/{prefix} was removed while it was written: a later attempt has taken over")
 
 
-def describe_files(folder: Path) -> list[dict[str, Any]]:
-    """Return name, size and sha256 of each file of a folder, sorted by name."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return [
-        {"name": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of_file(folder / name)}
-        for name in names
-        if name != layout.MANIFEST and not any(part.startswith(".") for part in name.split("/"))
-    ]
-
-
-def digest_of(files: Sequence[Mapping[str, Any]]) -> str:
-    """Return the sha256 of a whole folder, computed from the sha256 and the name of each file."""
-    return hashlib.sha256("".join(f"{f['sha256']} {f['name']}\n" for f in files).encode()).hexdigest()
-
-
 def _difference(
     files: Sequence[Mapping[str, Any]], folder: Path, name: str, base: Path, scratch: Path
 ) -> dict[str, Any]:
@@ -254,10 +250,6 @@ def _difference(
     return said if 2 * sum(it["bytes"] for it in stored) < sum(it["bytes"] for it in files) else {}
 
 
-def _upload(store: Store, prefix: str, file: Mapping[str, Any], scratch: Path, folder: Path) -> None:
-    store.upload((scratch if "of" in file else folder) / file["name"], prefix + file["name"])
-
-
 def _stored(store: Store, prefix: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the manifest if exactly these files are stored; None if there is no manifest. Raise AlreadyExists if
     other files are stored."""
@@ -271,7 +263,7 @@ def _base_prefix(prefix: str, manifest: Mapping[str, Any]) -> str | None:
     return f"{prefix.partition('/')[0]}/{manifest['difference']['base']}/" if "difference" in manifest else None
 
 
-def _base(store: Store, prefix: str, manifest: Mapping[str, Any]) -> Path | None:
+def _base(store: Store, prefix: str, manifest: Mapping[str, Any], trusts_marks: bool) -> Path | None:
     """Return the verified files of a folder's base; None if the folder is stored whole."""
     base = _base_prefix(prefix, manifest)
     if base is None:
@@ -280,7 +272,7 @@ def _base(store: Store, prefix: str, manifest: Mapping[str, Any]) -> Path | None
         theirs = _existing(store, base)
         if "difference" in theirs:
             raise Damaged(f"{store.url}/{base} is not stored whole")
-        return _local_copy(store, base, theirs, _COPIES)
+        return _local_copy(store, base, theirs, _COPIES, trusts_marks)
     except (Missing, Damaged) as error:
         _existing(store, prefix)  # raises Missing if both folders were removed while they were read
         raise Damaged(f"{store.url}/{prefix} is stored as the difference from an unusable base: {error}") from error
@@ -293,27 +285,37 @@ def _existing(store: Store, prefix: str) -> dict[str, Any]:
     return manifest
 
 
-def _fetch(store: Store, prefix: str, manifest: Mapping[str, Any], base: Path | None, into: Path) -> Path:
-    into.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda file: _fetch_file(store, prefix, file, into), stored_files(manifest)))
-    for file, stored in zip(manifest["files"], stored_files(manifest), strict=True):
+def _fetch(
+    store: Store, prefix: str, manifest: Mapping[str, Any], base: Path | None, into: Path, *, sets_marks: bool
+) -> Path:
+    """Fetch and verify the files of a folder. With `sets_marks`, other processes of this machine can trust that."""
+
+    def verify(file: Mapping[str, Any]) -> None:
+        if sets_marks:
+            settle(into / file["name"])
+        verify_file(store, prefix, into, file, sets_marks)
+
+    def fetch_file(file: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        _download(store, prefix, stored["name"], into)
+        verify(stored)
         if base and "of" in stored:
             deltas.apply(base / file["name"], into / stored["name"], into / file["name"])
             (into / stored["name"]).unlink()
-            verify_file(store, prefix, into, file)
+            verify(file)
+
+    into.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(_MOVED_AT_ONCE) as pool:
+        list(pool.map(fetch_file, manifest["files"], stored_files(manifest)))
     return into
 
 
-def _fetch_file(store: Store, prefix: str, file: Mapping[str, Any], into: Path) -> None:
-    key = prefix + file["name"]
+def _download(store: Store, prefix: str, name: str, into: Path) -> None:
     try:
-        store.download(key, into / file["name"])
+        store.download(prefix + name, into / name)
     except Missing:
         if read_manifest(store, prefix) is None:
             raise Missing(f"{store.url}/{prefix} was removed while it was read") from None
-        raise Damaged(f"{store.url}/{key} is gone, but its manifest names it") from None
-    verify_file(store, prefix, into, file)
+        raise Damaged(f"{store.url}/{prefix}{name} is gone, but its manifest names it") from None
 
 
 def _hand_over(prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -337,28 +339,14 @@ def _hand_over(prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
         log.warning("%s cannot be kept in the cache of this machine: %s", prefix, error)
 
 
-def _is_whole(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> bool:
+def _is_whole(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any], trusts_marks: bool) -> bool:
     try:
-        _verify(store, prefix, folder, manifest)
+        _verify(store, prefix, folder, manifest, trusts_marks)
     except Damaged:
         return False
     return folder.is_dir()
 
 
-def _verify(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
-    for file in manifest["files"]:
-        verify_file(store, prefix, folder, file)
-
-
-def verify_file(store: Store, prefix: str, folder: Path, file: Mapping[str, Any]) -> None:
-    """Raise Damaged if a file of a local folder is missing, or differs from its entry in the manifest."""
-    path, name = folder / file["name"], f"{store.url}/{prefix}{file['name']}"
-    try:
-        with open_regular(path) as content:
-            size = os.fstat(content.fileno()).st_size
-        if size != file["bytes"]:
-            raise Damaged(f"{name} has {size} bytes, but its manifest says {file['bytes']}")
-        if sha256_of_file(path) != file["sha256"]:
-            raise Damaged(f"{name} does not have the content that its manifest promises (sha256 differs)")
-    except FileNotFoundError:
-        raise Damaged(f"{name} is gone, but its manifest names it") from None
+def _verify(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any], trusts_marks: bool) -> None:
+    with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+        list(pool.map(lambda file: verify_file(store, prefix, folder, file, trusts_marks), manifest["files"]))

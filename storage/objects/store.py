@@ -54,9 +54,10 @@ class Store(Protocol):
         """Return the names of the folders directly under a folder, without listing what is in them."""
         ...
 
-    def upload(self, path: Path, key: str) -> None:
+    def upload(self, path: Path, key: str, *, may_link: bool = False) -> None:
         """Store a file, which may be large, as one of the files of a manifest folder. The folder exists only once its
-        manifest does. The upload may be multipart. An object of the same key is overwritten."""
+        manifest does. The upload may be multipart. An object of the same key is overwritten. With `may_link`, the file
+        never changes afterwards: a store on the same disk then links the file instead of copying it."""
         ...
 
     def download(self, key: str, path: Path) -> None:

@@ -177,9 +177,9 @@ class ForkedStore:
             raise AlreadyExists(f"{self.url}/{key} is inherited from {self.parent.url}")
         self.own.create(key, data)
 
-    def upload(self, path: Path, key: str) -> None:
+    def upload(self, path: Path, key: str, *, may_link: bool = False) -> None:
         self._refuse_inherited(key)
-        self.own.upload(path, key)
+        self.own.upload(path, key, may_link=may_link)
 
     def delete(self, key: str) -> None:
         self._refuse_inherited(key)

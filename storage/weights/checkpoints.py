@@ -1,7 +1,7 @@
 """Checkpoints: everything that a trainer needs to continue from a sync. Each checkpoint is one manifest folder."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +23,11 @@ class Checkpoints:
         self.run = run
         self._intact: set[Version] = set()  # checkpoints that this object has found intact
 
-    def save(self, sync: int, attempt: int, step: int, folder: Path) -> None:
-        """Store the files of a folder as a checkpoint. Raise StorageError if the ledger of the sync is not stored yet:
+    def save(
+        self, sync: int, attempt: int, step: int, folder: Path, *, sha256s: Mapping[str, str] | None = None
+    ) -> None:
+        """Store the files of a folder as a checkpoint. No file may change afterwards. `sha256s` has the digests of
+        files that were hashed while they were written. Raise StorageError if the ledger of the sync is not stored yet:
         resuming from the checkpoint would then lose steps."""
         if sync:
             for key in (layout.draws(sync, attempt), layout.steps(sync, attempt)):
@@ -33,8 +36,9 @@ class Checkpoints:
                         f"{self.run.url}: checkpoint {sync} of attempt {attempt} cannot be saved before {key} is stored"
                     )
         extra = {"sync": sync, "attempt": attempt, "step": step}
-        manifest_folders.publish(self.run.store, layout.checkpoint(Version(sync, attempt)), folder, extra)
-        self._intact.add(Version(sync, attempt))  # its files have just been read whole
+        prefix = layout.checkpoint(Version(sync, attempt))
+        manifest_folders.publish(self.run.store, prefix, folder, extra, sha256s=sha256s, may_link=True)
+        self._intact.add(Version(sync, attempt))  # its files have just been hashed
 
     def complete(self) -> list[Version]:
         """Return all complete checkpoints, oldest first, including those of abandoned attempts."""

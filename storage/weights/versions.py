@@ -1,7 +1,7 @@
 """Published policies. Each version is one manifest folder, named after the sync that it follows and the attempt that
 made it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +30,7 @@ class Versions:
         weights_sha256: str,
         changed_share: float | None = None,
         base: Base | None = None,
+        sha256s: Mapping[str, str] | None = None,
     ) -> bool:
         extra = {
             "version": version.number, "attempt": version.attempt, "step": step, "weights_sha256": weights_sha256,
@@ -40,6 +41,7 @@ class Versions:
             layout.version(version),
             folder,
             extra,
+            sha256s=sha256s,
             hand_over=True,
             base=(str(base.version), base.folder) if base else None,
         )
@@ -73,7 +75,7 @@ class Versions:
         return manifest.get("weights_sha256") if manifest else None
 
     def load(self, version: Version) -> Path:
-        return manifest_folders.local_copy(self.run.store, layout.version(version))
+        return manifest_folders.local_copy(self.run.store, layout.version(version), trusts_marks=True)
 
     def base(self, version: Version) -> Version | None:
         """Return the base of a version that is stored as a difference; None if the version is stored whole, or if its

@@ -57,7 +57,7 @@ class S3Store:
     def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
         return sorted(self._run(self._listings.entries, check_prefix(prefix), after))
 
-    def upload(self, path: Path, key: str) -> None:
+    def upload(self, path: Path, key: str, *, may_link: bool = False) -> None:
         with self._naming(key, f"cannot be read from {path}"):
             self._run(self._transfers.upload, path, check_key(key))
 
