@@ -111,7 +111,7 @@ class Searcher:
         begin now."""
         adoption = self.adoption
         if self.lag is not None:
-            adoption.await_number(max(self.first_version, self.rounds.next - self.lag))
+            adoption.await_number(self.number_for_next_round(self.lag))
             return True
         adoption.adopt_found(in_flight=bool(self.in_flight))
         if self.in_flight and (adoption.fetched or self.is_spent):
@@ -119,6 +119,10 @@ class Searcher:
         if self.is_spent:
             adoption.await_newer()
         return not (self.in_flight and adoption.fetched)
+
+    def number_for_next_round(self, lag: int) -> int:
+        """Return the number of the version that generates the next round, if the searcher goes in step."""
+        return max(self.first_version, self.rounds.next - lag)
 
     @property
     def is_spent(self) -> bool:
@@ -133,11 +137,14 @@ class Searcher:
 
     def step(self) -> None:
         """Generate for a moment. Then look for a newer version, and adopt it if the settings allow that while responses
-        are in flight."""
+        are in flight. With `sync.lag`, fetch the version of the next round meanwhile; with a lag of 0 it is published
+        only after this round."""
         with self.progress.timed("generate"):
             self.in_flight.step()
         if self.in_flight and self.lag is None:
             self.adoption.look_in_flight()
+        elif self.in_flight and self.lag:
+            self.adoption.prefetch(self.number_for_next_round(self.lag))
 
     def append(self, groups: Sequence[Group]) -> None:
         """Score the groups and store them as the next shard."""

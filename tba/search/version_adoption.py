@@ -11,7 +11,7 @@ from tba.interfaces import EventLog, Generator, ReadsAhead, VersionStore
 from tba.runtime.shifts import Shift
 from tba.runtime.waiting import looks
 from tba.search.progress import Progress
-from tba.search.version_watcher import VersionWatcher
+from tba.search.version_watcher import VersionWatcher, numbered
 from tba.types import Version
 
 LOOK_EVERY = 1.0  # seconds between looks for a version while responses are in flight
@@ -101,18 +101,30 @@ class VersionAdoption:
                     )
 
     def _has_adopted(self, number: int) -> bool:
-        candidates = [version for version in self.versions.complete() if version.number == number]
-        if candidates:
-            self.adopt(max(candidates, key=lambda version: version.order))
+        if version := numbered(self.versions, number):
+            self.adopt(version)
         return self.version is not None and self.version.number == number
 
     # --- looking for versions and adopting them -------------------------------------------------------------------
 
     def adopt(self, version: Version) -> None:
-        """Fetch and adopt a version, unless it is in use or was refused as damaged."""
+        """Adopt a version, unless it is in use or was refused as damaged. Fetch it first, unless `prefetch` has done
+        so."""
         if version not in (self.version, self.refused):
+            found = self.watcher.pop_found(wait=True)
             with self._reporting(version):
-                self._load(version, self.versions.load(version))
+                if found and found.version == version and isinstance(found.folder, Path):
+                    self._load(version, found.folder)
+                else:
+                    self._load(version, self.versions.load(version))
+
+    def prefetch(self, number: int) -> None:
+        """Fetch and verify the version with this number in the background, while responses are in flight, so that
+        `await_number` need not. Look every second until it is published."""
+        has_it = self.version is not None and self.version.number == number
+        if not has_it and time.monotonic() - self.looked >= LOOK_EVERY:
+            self.watcher.begin_fetch(number, refused=self.refused)
+            self.looked = time.monotonic()
 
     def adopt_newest(self) -> None:
         """Look for the newest version, and adopt it if it is newer. No response may be in flight."""

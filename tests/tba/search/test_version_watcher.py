@@ -188,3 +188,32 @@ def test_a_searcher_that_goes_in_step_looks_for_nothing_beside():
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == versions.seen == [V0] and not threads()
+
+
+def test_in_step_the_next_version_is_fetched_while_the_round_before_is_generated(monkeypatch: pytest.MonkeyPatch):
+    """With a lag of 1, version 0 generates rounds 0 and 1, and version 1 generates round 2."""
+    loaded_in: list[str] = []
+
+    class Named(Gated):
+        def load(self, version: Version) -> Path:
+            loaded_in.append(threading.current_thread().name)
+            return super().load(version)
+
+    versions = Named(V1)
+    versions.seen = [V0, V1]
+    role, generator, log = searcher(versions, lambda _, log: len(log.shards) == 3, lag=1)
+    step = generator.step
+
+    def step_of_round() -> Any:
+        ended = step()
+        if ended and len(log.shards) == 1:  # the last step of round 1
+            assert versions.asked.wait(20.0) and generator.adopted == [V0]
+            versions.gate.set()
+        return ended
+
+    monkeypatch.setattr(generator, "step", step_of_round)
+    with pytest.raises(Stopped):
+        role.run()
+    assert [log.shards[round][0].version_start for round in range(3)] == [V0, V0, V1]
+    assert versions.loaded == [V0, V1]  # each once
+    assert loaded_in[1].startswith("version-watcher")
