@@ -314,7 +314,12 @@ class CheckpointStore(Protocol):
     """Checkpoints: folders with everything that a trainer needs to continue. A checkpoint is saved only at a sync whose
     ledger is stored."""
 
-    def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None: ...
+    def save(
+        self, sync: int, attempt: int, *, step: int, folder: Path, sha256s: Mapping[str, str] | None = None
+    ) -> None:
+        """Store the files of a folder as a checkpoint. No file of the folder may change afterwards. `sha256s` has the
+        digests of files that were hashed while they were written, by name."""
+        ...
 
     def prune(self, keep: int) -> object:
         """Remove all checkpoints except the newest `keep`."""
@@ -333,8 +338,10 @@ class VersionStore(Protocol):
         weights_sha256: str,
         changed_share: float | None = None,
         base: Base | None = None,
+        sha256s: Mapping[str, str] | None = None,
     ) -> bool:
-        """Store a Hugging Face folder as this version. Do nothing if the version is stored already.
+        """Store a Hugging Face folder as this version. No file of the folder may change afterwards. Do nothing if the
+        version is stored already. `sha256s` has the digests of files that were hashed while they were written, by name.
 
         `weights_sha256` is the digest of the weights in full precision, as in the ledger. `changed_share` is the share
         of the weights in the folder that differ from the previous version of this attempt. If a base is passed and the

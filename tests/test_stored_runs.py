@@ -143,7 +143,8 @@ def test_every_version_that_is_kept_loads_with_the_weights_it_was_published_with
     versions = Versions(opened(root))
     for version in versions.complete():
         policy = Policy.load(versions.load(version), dtype="float32", device="cpu")
-        assert policy.snapshot().sha256 == versions.weights_sha256(version)
+        stored = versions.weights_sha256(version)
+        assert policy.snapshot().digest_like(stored) == stored
 
 
 @pytest.mark.parametrize("step", [0, 8])

@@ -318,10 +318,10 @@ def _repeat_steps(parent: Run, origin: Parent) -> "RestoredTrainer":
         for repeated in trainer.repeat_until(origin.step):
             tell(repeated.step, origin.step)
     wanted = read_entries(parent, origin.sync, origin.attempt)[-1].step["weights_sha256"]
-    if trainer.repeatable and trainer.weights_sha256() != wanted:
+    if trainer.repeatable and (now := trainer.weights_sha256(like=wanted)) != wanted:
         raise Damaged(
             f"{parent.name}: after repeating the steps up to {origin.step}, the weights have sha256 "
-            f"{trainer.weights_sha256()[:12]}…, but the ledger has {wanted[:12]}…; on another kind of machine the last "
+            f"{now[:12]}…, but the ledger has {wanted[:12]}…; on another kind of machine the last "
             "bits can differ: fork on a machine like that of the run"
         )
     return trainer

@@ -21,6 +21,7 @@ from tba.models.location import check_place
 from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import local_folder
 from tba.models.trainable import check_first_policy
+from tba.models.weight_digests import is_known
 from tba.runtime.installed_packages import find_in_package, is_in_package
 from tba.tasks.registry import get_task, policy_maker
 from tba.train.training_state import TrainingState
@@ -109,10 +110,12 @@ def _check_start(run: Run, policy: Policy) -> None:
     versions = Versions(run)
     reference = versions.reference()
     began_with = versions.weights_sha256(reference) if reference else None
-    if began_with and policy.snapshot().sha256 != began_with:
+    if not began_with or not is_known(began_with):
+        return
+    if (now := policy.snapshot().digest_like(began_with)) != began_with:
         raise ConfigError(
             f"model.path: the model there has changed since version {reference} of {run.name!r} was made from it: its "
-            f"weights have sha256 {policy.snapshot().sha256[:12]}…, not {began_with[:12]}…"
+            f"weights have sha256 {now[:12]}…, not {began_with[:12]}…"
         )
 
 

@@ -55,8 +55,9 @@ class RestoredTrainer:
         and sums over several ranks can differ in their last digits."""
         return self.device == "cpu" and self.learner.config.training.ranks == 1
 
-    def weights_sha256(self) -> str:
-        return self.learner.policy.snapshot().sha256
+    def weights_sha256(self, like: str | None) -> str:
+        """Return the digest of the weights that has the kind of a stored digest."""
+        return self.learner.policy.snapshot().digest_like(like)
 
     def repeat_until(self, upto: int) -> Iterator[RepeatedStep]:
         """Repeat the steps up to and including `upto`. Yield each step once the learner and the buffer hold the state
@@ -76,9 +77,8 @@ class RestoredTrainer:
         self.buffer.replay(sync)
         state = replace(self.learner.state(step=self.step, sync=sync), queues=self.buffer.queues())
         with scratch_folder() as folder:
-            self.learner.policy.snapshot().save(folder)
-            state.save(folder)
-            Checkpoints(run).save(sync, attempt, step=self.step, folder=folder)
+            sha256s = self.learner.policy.snapshot().save(folder).sha256s | state.save(folder)
+            Checkpoints(run).save(sync, attempt, step=self.step, folder=folder, sha256s=sha256s)
 
 
 def restore_trainer(run: Run, before: int) -> RestoredTrainer:

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tba.errors import ConfigError, Damaged
 from tba.models.file_checks import check_files, read_object
+from tba.models.weight_digests import whole_digest
+from tba.models.weight_files import Stored, Written, places_in, write_tensors
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _NAME, _PREFIX = "default", "base_model.model."  # the name of a model's adapter; prefix of stored tensors' names
@@ -134,19 +135,26 @@ class AdapterSnapshot:
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
 
-    def save(self, folder: Path, *, dtype: str | None = None) -> None:
+    def save(self, folder: Path, *, dtype: str | None = None, before: Path | None = None) -> Written:
         """Write the adapter as peft does. An adapter is small, so its weights keep the precision of training, whatever
-        `dtype` is."""
+        `dtype` is. Return the digest of the weights' file and, if `before` is the folder of an earlier version, the
+        share of the weights that differ from it."""
         folder.mkdir(parents=True, exist_ok=True)
         metadata = {_BASE: " ".join(self.adapter.bases)}  # one key only: safetensors would write several in any order
-        save_file(dict(self.weights), folder / WEIGHTS, metadata)
+        weights = {name: Stored(it, it.dtype) for name, it in self.weights.items()}
+        digest, changed = write_tensors(folder / WEIGHTS, weights, metadata, places_in(before) if before else None)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2, sort_keys=True))
+        elements = sum(it.numel() for it in self.weights.values())
+        return Written({WEIGHTS: digest}, changed / elements if before else None)
+
+    def digest_like(self, stored: str | None) -> str:
+        return self.sha256
 
     @cached_property
     def sha256(self) -> str:
         """Digest of the base model's weights, the scale of the adapter and the adapter's weights."""
         adapter = self.adapter
-        return tensors_sha256(self.weights, of=f"{adapter.base_sha256} {adapter.alpha} / {adapter.rank}\n")
+        return whole_digest(self.weights, of=f"{adapter.base_sha256} {adapter.alpha} / {adapter.rank}\n")
 
 
 def snapshot(model: PreTrainedModel, adapter: Adapter) -> AdapterSnapshot:
@@ -198,16 +206,6 @@ def copy_of(model: nn.Module) -> nn.Module:
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, it) for name, it in model.named_parameters() if it.requires_grad)
-
-
-def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
-    """Return one digest of all tensors: of the name, type, shape and bytes of each, in the order of their names. The
-    text `of` is hashed first."""
-    digest = hashlib.sha256(of.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def config_sha256(folder: Path) -> str:

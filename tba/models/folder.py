@@ -97,6 +97,14 @@ def sizes_of(path: Path) -> dict[str, int]:
     return {name: prod(it["shape"]) for name, it in _head_of(path).items()}
 
 
+def tensor_places(path: Path) -> dict[str, tuple[int, int]]:
+    """Return where each tensor of a safetensors file begins and ends, in bytes from the start of the file. Raise
+    ValueError if it is not a safetensors file."""
+    start = _data_of(path)
+    places = {name: it["data_offsets"] for name, it in _head_of(path).items()}
+    return {name: (start + first, start + end) for name, (first, end) in places.items()}
+
+
 def _head_of(path: Path) -> dict[str, Any]:
     """Return what the header of a safetensors file says about each tensor."""
     with path.open("rb") as file:

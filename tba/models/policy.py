@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from tba.batches.batching import buckets, pad
 from tba.batches.logprobs import token_logps
 from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows, tokens_per_call
-from tba.models import adapters
-from tba.models.adapters import Adapter, AdapterSnapshot, tensors_sha256
+from tba.models import adapters, weight_digests
+from tba.models.adapters import Adapter, AdapterSnapshot
 from tba.models.pretrained import computing, load, load_frozen, lower_products, resolve_dtype
+from tba.models.stored_model import SAVING, stored_weights, without_weights
+from tba.models.weight_files import Written, write_model
 from tba.runtime.parking import Parking
 from tba.types import Prompt, Response, Version
 
@@ -28,18 +30,24 @@ class Snapshot:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
-    def save(self, folder: Path, *, dtype: str | None = None) -> None:
+    def save(self, folder: Path, *, dtype: str | None = None, before: Path | None = None) -> Written:
         """Write a Hugging Face folder: safetensors, config, generation config and tokenizer. Weights are converted to
-        `dtype` if it is given."""
+        `dtype` if it is given. Return the digests of the weight files and, if `before` is the folder of an earlier
+        version, the share of the weights that differ from it."""
         wanted = self.model.dtype if dtype is None else resolve_dtype(dtype, setting="model.publish_dtype")
-        stored = self.model if wanted == self.model.dtype else _frozen_copy(self.model, wanted)
-        stored.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        with SAVING:
+            without_weights(self.model, wanted).save_pretrained(folder, state_dict={})
+            self.tokenizer.save_pretrained(folder)
+        return write_model(folder, stored_weights(self.model, wanted), before=before)
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the weights: of the name, type, shape and bytes of each, in the order of names."""
-        return tensors_sha256(self.model.state_dict())
+        """Digest of the weights, of the newest kind (tba/models/weight_digests.py)."""
+        return weight_digests.digest(self.model.state_dict())
+
+    def digest_like(self, stored: str | None) -> str:
+        """Return the digest of the weights that has the kind of a stored digest."""
+        return weight_digests.digest_like(stored, self.model.state_dict())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ and one that waits. The trainer waits only if the store is so slow that there is
 """
 
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,10 +24,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from types import TracebackType
 from typing import Any, Self
-
-import torch
-from safetensors import safe_open
-from torch import Tensor
 
 from tba.config import Config
 from tba.errors import Stopped, Superseded
@@ -40,9 +35,6 @@ from tba.train.learner import Learner
 from tba.train.stop_time import StoreTimes, measured
 from tba.train.training_state import TrainingState
 from tba.types import Base, StepRecord, Version
-
-ELEMENTS_AT_ONCE = 2**20  # elements compared at a time, so that memory does not grow with the tensors
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer type by bytes of an element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +69,6 @@ class SyncWriter:
         self.published = -1  # the number of the version that was published last
         self.before: Path | None = None  # folder with the files of that version
         self.base: Base | None = None  # the last version that is stored whole, with its files
-        self.saving = threading.Lock()  # transformers writes into a model's config while it saves the model
 
     # --- in the trainer's thread ----------------------------------------------------------------------------------
 
@@ -161,15 +152,16 @@ class SyncWriter:
 
     def _publish_version(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
         folder, before, base = Path(mkdtemp(dir=self.scratch)), self.before, self.base
-        self._save(snapshot, folder, dtype=self.config.model.publish_dtype)
+        written = snapshot.save(folder, dtype=self.config.model.publish_dtype, before=before)
         version, every = Version(sync, self.attempt), self.config.sync.whole_every
         whole = self.versions.publish(
             version,
             step=self.config.step_of_sync(sync),
             folder=folder,
             weights_sha256=snapshot.sha256,
-            changed_share=changed_share(before, folder) if before else None,
+            changed_share=written.changed_share,
             base=base if base and sync // every == base.version.number // every else None,
+            sha256s=written.sha256s,
         )
         self.published, self.before = sync, folder
         if whole:
@@ -202,19 +194,15 @@ class SyncWriter:
 
     def _keep(self, copy: Copy, state: TrainingState, admitted: Future[dict[str, Any]]) -> None:
         with measured(self.times.checkpoint), TemporaryDirectory(dir=self.scratch) as name:
-            self._save(copy.snapshot, Path(name))
-            replace(state, queues=admitted.result()).save(Path(name))
-            self.checkpoints.save(copy.sync, self.attempt, step=copy.step, folder=Path(name))
+            sha256s = copy.snapshot.save(Path(name)).sha256s
+            sha256s |= replace(state, queues=admitted.result()).save(Path(name))
+            self.checkpoints.save(copy.sync, self.attempt, step=copy.step, folder=Path(name), sha256s=sha256s)
         self._check_owner()
         self.checkpoints.prune(self.config.sync.keep_checkpoints)
 
     def _prune_versions(self) -> None:
         self._check_owner()
         self.versions.prune(keep=self.config.sync.keep_versions, every=self.config.evaluation.every)
-
-    def _save(self, snapshot: Snapshot | AdapterSnapshot, folder: Path, *, dtype: str | None = None) -> None:
-        with self.saving:
-            snapshot.save(folder, dtype=dtype)
 
     def _check_owner(self) -> None:
         """Raise Superseded if another attempt has taken over. The other attempt relies on what is stored now, so
@@ -224,22 +212,3 @@ class SyncWriter:
 
     def _lines(self) -> tuple[Background, Background, Background]:
         return self.writing, self.publishing, self.keeping
-
-
-def changed_share(before: Path, after: Path) -> float:
-    """Compare the stored weights of one model in two folders, and return the share of the weights whose bits differ."""
-    changed = total = 0
-    for path in sorted(after.glob("*.safetensors")):
-        with safe_open(before / path.name, "pt") as old, safe_open(path, "pt") as new:
-            for name in new.offset_keys():
-                a, b = _bits(old.get_tensor(name)), _bits(new.get_tensor(name))
-                total += len(b)
-                changed += sum(
-                    int(torch.count_nonzero(x != y))
-                    for x, y in zip(a.split(ELEMENTS_AT_ONCE), b.split(ELEMENTS_AT_ONCE), strict=True)
-                )
-    return changed / total
-
-
-def _bits(weights: Tensor) -> Tensor:
-    return weights.reshape(-1).view(_BITS[weights.element_size()])

@@ -10,7 +10,7 @@ of ranks can read these files: each rank reads the rows that it will hold.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tba.config import OptimizerName
 from tba.distributed.ranks import ALONE, PATIENCE, Ranks, held, held_as, rows_of
 from tba.errors import Damaged, DeadlinePassed
+from tba.models.weight_files import Stored, write_tensors
 from tba.runtime.waiting import looks
 from tba.train.optimizers import HeldAdamW
 
@@ -46,8 +47,10 @@ class TrainingState:
     ranks: Ranks = ALONE  # the rank that has this state
     others: Path | None = None  # folder into which the other ranks write their parts of the optimizer
 
-    def save(self, folder: Path) -> None:
-        self.save_optimizer(folder)
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write the state into a folder. Return the sha256 of the files that this process has written, by name, except
+        that of a small file."""
+        sha256s = {optimizer_file(self.ranks): self.save_optimizer(folder)}
         if self.others:
             for rank in range(1, self.ranks.size):
                 name = optimizer_file(Ranks(rank, self.ranks.size))
@@ -55,17 +58,20 @@ class TrainingState:
             self.others.rmdir()
         for tensors, name in ((self.reference, _REFERENCE), (self.auxiliary, _AUXILIARY)):
             if tensors is not None:
-                save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
+                sha256s[name] = _write(folder / name, tensors)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues, "moments": len(self.optimizer)}
         plain["optimizer"] = self.optimizer_name
         (folder / _STATE).write_text(json.dumps(plain))
+        return sha256s
 
-    def save_optimizer(self, folder: Path) -> None:
-        """Write this rank's part of the optimizer. The file gets its name only once it is complete."""
-        tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
+    def save_optimizer(self, folder: Path) -> str:
+        """Write this rank's part of the optimizer, and return the sha256 of the file. The file gets its name only once
+        it is complete."""
+        tensors = {f"{_OPTIMIZER}{name}": value for name, value in self.optimizer.items()}
         path = folder / optimizer_file(self.ranks)
-        save_file({**tensors, _RANDOM: self.random}, path.with_suffix(".part"))
+        digest = _write(path.with_suffix(".part"), {**tensors, _RANDOM: self.random})
         path.with_suffix(".part").rename(path)
+        return digest
 
     @classmethod
     def load(cls, folder: Path, ranks: Ranks = ALONE) -> "TrainingState":
@@ -131,6 +137,10 @@ def _check_moments(names: Collection[str], moments: int, step: int) -> None:
             f"{found} of {moments} tensors {_OPTIMIZER}* and {_RANDOM if _RANDOM in names else 'no ' + _RANDOM} after "
             f"{step} steps"
         )
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    return write_tensors(path, {name: Stored(it, it.dtype) for name, it in tensors.items()}, {})[0]
 
 
 def _load(path: Path) -> dict[str, Tensor] | None:

@@ -154,6 +154,7 @@ class Store:
         weights_sha256: str,
         changed_share: float | None,
         base: Base | None,
+        sha256s: Mapping[str, str] | None = None,
     ) -> bool:
         assert step == min(version.number * EVERY, STEPS)
         self.weights[version.number] = load_file(folder / "model.safetensors")
@@ -165,7 +166,9 @@ class Store:
         self.take("version", version.number)
         return base is None or version.number in self.whole
 
-    def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None:
+    def save(
+        self, sync: int, attempt: int, *, step: int, folder: Path, sha256s: Mapping[str, str] | None = None
+    ) -> None:
         self.kept[sync] = load_file(folder / "model.safetensors")
         self.dtypes[f"checkpoint {sync}"] = {t.dtype for t in self.kept[sync].values()}
         self.states[sync] = TrainingState.load(folder)
@@ -199,8 +202,10 @@ class CheckpointsOf:
     def __init__(self, store: Store):
         self.store = store
 
-    def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None:
-        self.store.save(sync, attempt, step=step, folder=folder)
+    def save(
+        self, sync: int, attempt: int, *, step: int, folder: Path, sha256s: Mapping[str, str] | None = None
+    ) -> None:
+        self.store.save(sync, attempt, step=step, folder=folder, sha256s=sha256s)
 
     def prune(self, keep: int) -> None:
         self.store.journal.append("prune checkpoints")
