@@ -20,8 +20,8 @@ from tba.models.gguf_files import find_gguf, is_gguf
 from tba.models.location import check_place
 from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import local_folder
+from tba.models.saving.weight_digests import is_known
 from tba.models.trainable import check_first_policy
-from tba.models.weight_digests import is_known
 from tba.runtime.installed_packages import find_in_package, is_in_package
 from tba.tasks.registry import get_task, policy_maker
 from tba.train.training_state import TrainingState

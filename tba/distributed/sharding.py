@@ -22,6 +22,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from tba.distributed.ranks import Ranks, at_rest, whole
 from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import attention_of, is_lowered
+from tba.models.saving.host_copies import HostCopies, size_of
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,14 @@ class ShardedPolicy(Policy):
         no weights. On a GPU, only one weight at a time is whole."""
         at_rest(self.model)
         memo, keeps = dict[int, Any](), self.ranks.rank == 0
+        copies = HostCopies(size_of(_tensors(self.skeleton)))
         for held, mine in zip(self.skeleton.parameters(), self.model.parameters(), strict=True):
             full = whole(mine.detach())
             if keeps:
-                memo[id(held)] = nn.Parameter(full.cpu(), requires_grad=False)
+                memo[id(held)] = nn.Parameter(copies.copy(full) if full.is_cuda else full, requires_grad=False)
         for held, mine in zip(self.skeleton.buffers(), self.model.buffers(), strict=True):
-            memo[id(held)] = mine.detach().to("cpu", copy=True)
+            memo[id(held)] = copies.copy(mine)
+        copies.finish()
         return Snapshot(copy.deepcopy(self.skeleton, memo), self.tokenizer)
 
 

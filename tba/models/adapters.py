@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 
 from tba.errors import ConfigError, Damaged
 from tba.models.file_checks import check_files, read_object
-from tba.models.weight_digests import whole_digest
-from tba.models.weight_files import Stored, Written, places_in, write_tensors
+from tba.models.saving.weight_digests import whole_digest
+from tba.models.saving.weight_files import Stored, Written, places_in, write_tensors
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _NAME, _PREFIX = "default", "base_model.model."  # the name of a model's adapter; prefix of stored tensors' names

@@ -14,11 +14,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from tba.batches.batching import buckets, pad
 from tba.batches.logprobs import token_logps
 from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows, tokens_per_call
-from tba.models import adapters, weight_digests
+from tba.models import adapters
 from tba.models.adapters import Adapter, AdapterSnapshot
 from tba.models.pretrained import computing, load, load_frozen, lower_products, resolve_dtype
-from tba.models.stored_model import SAVING, stored_weights, without_weights
-from tba.models.weight_files import Written, write_model
+from tba.models.saving import weight_digests
+from tba.models.saving.host_copies import HostCopies, size_of
+from tba.models.saving.stored_model import SAVING, stored_weights, without_weights
+from tba.models.saving.weight_files import Written, write_model
 from tba.runtime.parking import Parking
 from tba.types import Prompt, Response, Version
 
@@ -42,7 +44,7 @@ class Snapshot:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the weights, of the newest kind (tba/models/weight_digests.py)."""
+        """Digest of the weights, of the newest kind (tba/models/saving/weight_digests.py)."""
         return weight_digests.digest(self.model.state_dict())
 
     def digest_like(self, stored: str | None) -> str:
@@ -200,18 +202,17 @@ class PolicyScorer:
         )
 
 
-def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Return a copy of a model in main memory. If `dtype` is given, floating-point weights are converted to this type.
+def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model in main memory.
 
     `deepcopy` finds a copy of every tensor in its memo. So no tensor is copied twice, gradients are not copied at all,
     and tied weights stay tied.
     """
-    memo: dict[int, Tensor] = {}
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
+    copies = HostCopies(size_of([*model.parameters(), *model.buffers()]))
+    memo: dict[int, Tensor] = {id(buffer): copies.copy(buffer) for buffer in model.buffers()}
     for parameter in model.parameters():
-        target = dtype if parameter.is_floating_point() else None
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("cpu", target, copy=True), requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(copies.copy(parameter), requires_grad=False)
+    copies.finish()
     return copy.deepcopy(model, memo)
 
 

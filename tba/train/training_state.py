@@ -24,7 +24,8 @@ from torch import Tensor
 from tba.config import OptimizerName
 from tba.distributed.ranks import ALONE, PATIENCE, Ranks, held, held_as, rows_of
 from tba.errors import Damaged, DeadlinePassed
-from tba.models.weight_files import Stored, write_tensors
+from tba.models.saving.host_copies import HostCopies, size_of
+from tba.models.saving.weight_files import Stored, write_tensors
 from tba.runtime.waiting import looks
 from tba.train.optimizers import HeldAdamW
 
@@ -202,9 +203,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return a copy of the optimizer's state. Further training does not change the copy. With several ranks, it is the
     part of the state that this rank holds."""
     state = optimizer.state_dict()["state"]
-    return {
-        f"{i}.{name}": held(value).detach().cpu().clone() for i, part in state.items() for name, value in part.items()
-    }
+    tensors = {f"{i}.{name}": held(value) for i, part in state.items() for name, value in part.items()}
+    copies = HostCopies(size_of(list(tensors.values())))
+    copied = {name: copies.copy(it) for name, it in tensors.items()}
+    copies.finish()
+    return copied
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

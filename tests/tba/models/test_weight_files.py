@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.harness.tiny_models import tiny_tokenizer
-from tba.models import weight_files
 from tba.models.policy import Policy, Snapshot
-from tba.models.weight_files import Stored, write_model, write_tensors
+from tba.models.saving import weight_files
+from tba.models.saving.weight_files import Stored, write_model, write_tensors
 from tests.support.models.families import FAMILIES, family_folder
 
 

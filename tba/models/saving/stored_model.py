@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from tba.models.weight_files import Stored
+from tba.models.saving.weight_files import Stored
 
 SAVING = Lock()
 """Held while transformers saves files that are not weights. Its tokenizers and configs are not made for threads."""
