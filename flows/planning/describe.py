@@ -17,6 +17,8 @@ from tba.train.schedules import learning_rate_at
 
 _TOKENS_PER_SECOND = 1000  # the speed of one searcher that --dry-run assumes; `tba watch` shows the real speed
 
+_BYTES_PER_SECOND = 1e9  # the speed of the disk that --dry-run assumes
+
 _NO_REFERENCE = "searchers do not compute its log-probabilities, which the objective does not need"
 
 
@@ -136,10 +138,24 @@ def _notes(config: Config, known: Known | None) -> Iterator[str]:
             f"a response of full length and its prompt have {longest:,} tokens and are always read at once, although "
             f"that is more than training.tokens_per_micro_batch={budget}"
         )
+    yield from _slow_stop(config)
     if known and len(known.chosen) < training.prompts_per_step:
         yield (
             f"a step draws {training.prompts_per_step} prompts, but there are only {len(known.chosen)}: it draws some "
             "of them repeatedly"
+        )
+
+
+def _slow_stop(config: Config) -> Iterator[str]:
+    """Yield a note if storing the last checkpoint alone may take longer than `limits.stop_grace`."""
+    model = find_policy(config)
+    size = trainer_memory.copied(config)[1] * model.parameters if model else 0
+    if (seconds := size / _BYTES_PER_SECOND) > config.limits.stop_grace:
+        yield (
+            f"a checkpoint has {trainer_memory.in_words(size)}, so a stop in order takes {seconds:.0f} s or more on a "
+            "disk that writes 1 GB a second: the trainer measures this and gets the time that it needs beyond "
+            f"limits.stop_grace={config.limits.stop_grace:g}, and limits from outside, such as those of Prefect and "
+            "Kubernetes, must leave it this time as well"
         )
 
 

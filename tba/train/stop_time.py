@@ -13,8 +13,9 @@ from tba.config import Config
 
 RECENT_STEPS, RECENT_SYNCS = 50, 5
 CHECKPOINT = 4.0
-"""Until a checkpoint has been measured, it is assumed to take this many times as long as a version: the weights are
-stored in full precision, and each weight has two moments."""
+"""Until a checkpoint has been measured, it is assumed to take this many times as long as a version that is published in
+full precision: each weight has two moments, and the fourth part is a margin."""
+_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class Longest:
@@ -38,14 +39,20 @@ class StoreTimes:
     """How long the ledger, version and checkpoint of recent syncs took to store. The threads that store them measure
     the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, to_version: float = CHECKPOINT) -> None:
+        self.to_version = to_version  # time of a checkpoint, relative to a version, until one has been measured
         self.ledger, self.version, self.checkpoint = (Longest(RECENT_SYNCS) for _ in range(3))
 
     @property
     def seconds(self) -> float:
         """How long a trainer that stops may need to store its last sync, which always has a checkpoint."""
-        checkpoint = self.checkpoint.seconds if self.checkpoint else CHECKPOINT * self.version.seconds
+        checkpoint = self.checkpoint.seconds if self.checkpoint else self.to_version * self.version.seconds
         return self.ledger.seconds + self.version.seconds + checkpoint
+
+
+def checkpoint_to_version(config: Config) -> float:
+    """Return how many times as long a checkpoint is assumed to take as a version, which may be in a smaller dtype."""
+    return CHECKPOINT * _BYTES[config.model.dtype] / _BYTES[config.model.publish_dtype]
 
 
 def steps_to_stop(config: Config, step: int, *, is_stopping: bool) -> int:

@@ -32,7 +32,7 @@ from tba.models.policy import AdapterSnapshot, Snapshot
 from tba.runtime.background import Background
 from tba.runtime.waiting import timed
 from tba.train.learner import Learner
-from tba.train.stop_time import StoreTimes, measured
+from tba.train.stop_time import StoreTimes, checkpoint_to_version, measured
 from tba.train.training_state import TrainingState
 from tba.types import Base, StepRecord, Version
 
@@ -65,7 +65,7 @@ class SyncWriter:
         self.previous: Future[None] | None = None  # writes the ledger of the previous sync
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
-        self.times = StoreTimes()
+        self.times = StoreTimes(checkpoint_to_version(config))
         self.published = -1  # the number of the version that was published last
         self.before: Path | None = None  # folder with the files of that version
         self.base: Base | None = None  # the last version that is stored whole, with its files

@@ -144,6 +144,13 @@ def test_a_copy_of_the_learner_takes_as_many_bytes_as_reported(tmp_path: Path):
     assert weights == version * size and weights + moments == checkpoint * size
 
 
+@pytest.mark.parametrize(("path", "noted"), [("Qwen/Qwen2.5-7B", "91.4 GB"), ("Qwen/Qwen2.5-1.5B", "")])
+def test_a_checkpoint_that_takes_longer_than_the_grace_of_a_stop_is_noted(path: str, noted: str):
+    said = describe.describe(preset("quickstart").replace({"model.path": path}))
+    notes = [line for line in said.splitlines() if line.startswith("note") and "limits.stop_grace" in line]
+    assert len(notes) == bool(noted) and all(f"a checkpoint has {noted}, so a stop" in line for line in notes)
+
+
 def test_the_page_and_the_plan_say_what_each_optimizer_holds():
     text = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
     said = set[str]()

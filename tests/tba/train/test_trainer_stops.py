@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from tba.config import Config
 from tba.errors import RunFailed, Stopped, StorageError, Superseded
-from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
+from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, checkpoint_to_version, steps_to_stop
 from tests.support.tba.trainers import LeaseAt, make, settings
 
 IN_STEP = {"sync__keep_versions": 3, "search__prompts_per_round": 6}  # what `sync.lag` needs
@@ -170,3 +171,8 @@ def test_before_a_checkpoint_was_measured_it_counts_as_some_versions():
     assert times.seconds == 5 + CHECKPOINT * 5
     times.checkpoint.add(7.0)
     assert times.seconds == 12
+
+
+def test_a_version_of_half_the_precision_is_assumed_to_take_half_the_time_of_a_whole_one():
+    assert checkpoint_to_version(Config()) == CHECKPOINT
+    assert checkpoint_to_version(Config().replace({"model.publish_dtype": "bfloat16"})) == 2 * CHECKPOINT
