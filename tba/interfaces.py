@@ -94,18 +94,12 @@ class UsedModel(NamedTuple):
 
 @runtime_checkable
 class NamesModels(Protocol):
-    """A task that says which models it will load, so that their memory can be planned."""
+    """A task that says which models it will load, so that their memory can be planned, and which are loaded, so that
+    they can leave the GPU between the shifts of a role (`model.gpu_shifts`)."""
 
     def scoring_models(self) -> Sequence[UsedModel]: ...
 
-
-@runtime_checkable
-class LendsModels(Protocol):
-    """A task whose models leave the GPU between the shifts of a role (`model.gpu_shifts`)."""
-
-    def loaded_models(self) -> "Iterable[nn.Module]":
-        """Return the models that are loaded at the moment."""
-        ...
+    def loaded_models(self) -> "Sequence[nn.Module]": ...
 
 
 class Locate(Protocol):

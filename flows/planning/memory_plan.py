@@ -119,7 +119,7 @@ def plan(config: Config, model: Model, gpus: Gpus) -> list[Gpu]:
                 continue
             whole = role_memory.evaluator if role == "evaluator" else role_memory.searcher
             parts = (whole if first else role_memory.engine)(config, model, total=gpus.size, roles=crowd)
-            gpu.loads.append(Load(role, parts, least, role_memory.parked(config, searches=role != "evaluator")))
+            gpu.loads.append(Load(role, parts, least, role_memory.parked(config)))
     return planned
 
 

@@ -6,7 +6,7 @@ from flows.planning import trainer_memory
 from flows.planning.model_sizes import Model, find_model
 from flows.planning.trainer_memory import BYTES
 from tba.config import Config, CustomEngine, TransformersEngine, VLLMEngine
-from tba.interfaces import LendsModels, Measures, NamesModels
+from tba.interfaces import Measures, NamesModels
 from tba.tasks.registry import get_task
 
 Parts = Mapping[str, float]
@@ -70,10 +70,9 @@ def evaluator(config: Config, model: Model, *, total: float, roles: int) -> Part
     return _with_context(config, parts)
 
 
-def parked(config: Config, *, searches: bool) -> float:
+def parked(config: Config) -> float:
     """Return the bytes that a searcher or the evaluator keeps on the GPU between its shifts."""
-    stays = 0.0 if isinstance(get_task(config.task), LendsModels) else sum(_task_models(config, searches=searches))
-    return stays + CONTEXT + (GRAPHS + CONTEXT if uses_vllm(config) else 0.0)
+    return CONTEXT + (GRAPHS + CONTEXT if uses_vllm(config) else 0.0)
 
 
 def engine(config: Config, model: Model, *, total: float, roles: int) -> Parts:

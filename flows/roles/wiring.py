@@ -32,7 +32,7 @@ from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import Stopped, StorageError
 from tba.generation.transformers_generator import TransformersGenerator
-from tba.interfaces import LendsModels, Measures, Task, UsesModels
+from tba.interfaces import Measures, NamesModels, Task, UsesModels
 from tba.models.adapters import Adapter
 from tba.models.folder import sizes_of, weight_files
 from tba.models.policy import PolicyScorer
@@ -225,7 +225,7 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell, shift: Shift 
         tell("loading the models that the task scores with")
         with asking(task, "load"):
             task.load(lambda setting, place: model_at(setting, place, run, config, tell))
-        if isinstance(task, LendsModels):
+        if isinstance(task, NamesModels):
             shift.hold(Parking(task.loaded_models))
         shift.end()
 

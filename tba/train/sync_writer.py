@@ -15,9 +15,9 @@ and one that waits. The trainer waits only if the store is so slow that there is
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tba.config import Config
-from tba.errors import Stopped, Superseded
+from tba.errors import Stopped, StorageError, Superseded, TBAError
 from tba.interfaces import CheckpointStore, Lease, Ledger, VersionStore
 from tba.models.policy import AdapterSnapshot, Snapshot
 from tba.runtime.background import Background
@@ -147,7 +147,7 @@ class SyncWriter:
         self._prune_versions()
 
     def publish(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
-        with measured(self.times.version):
+        with measured(self.times.version), _naming_scratch(self.scratch):
             self._publish_version(snapshot, sync)
 
     def _publish_version(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
@@ -193,7 +193,8 @@ class SyncWriter:
             self._prune_versions()
 
     def _keep(self, copy: Copy, state: TrainingState, admitted: Future[dict[str, Any]]) -> None:
-        with measured(self.times.checkpoint), TemporaryDirectory(dir=self.scratch) as name:
+        where = self.scratch
+        with measured(self.times.checkpoint), _naming_scratch(where), TemporaryDirectory(dir=where) as name:
             sha256s = copy.snapshot.save(Path(name)).sha256s
             sha256s |= replace(state, queues=admitted.result()).save(Path(name))
             self.checkpoints.save(copy.sync, self.attempt, step=copy.step, folder=Path(name), sha256s=sha256s)
@@ -212,3 +213,14 @@ class SyncWriter:
 
     def _lines(self) -> tuple[Background, Background, Background]:
         return self.writing, self.publishing, self.keeping
+
+
+@contextmanager
+def _naming_scratch(folder: Path) -> Iterator[None]:
+    """Convert an error of the disk of the scratch folder, such as a full disk, into a StorageError that names it."""
+    try:
+        yield
+    except TBAError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{folder}: {error.strerror or error}") from error

@@ -15,7 +15,7 @@ import json, sys, time
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
-from benchmarks.harness import byte_counts
+from benchmarks.publishing import byte_counts
 byte_counts.install()
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

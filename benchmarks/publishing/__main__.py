@@ -33,8 +33,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import byte_counts
-from benchmarks.harness.byte_counts import Counts, counting
+from benchmarks.publishing import byte_counts
+from benchmarks.publishing.byte_counts import Counts, counting
 
 byte_counts.install()
 
