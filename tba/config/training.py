@@ -142,6 +142,9 @@ class SyncConfig:
     and the learning rate is small."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
     """Number of newest checkpoints that are kept. Older checkpoints are removed."""
+    weights_digest: Literal["pieces", "whole"] = "pieces"
+    """How the weights after each sync are hashed for the ledger. `pieces`: threads hash pieces of the weights side by
+    side. `whole`: one thread hashes all weights, as runs did before this setting existed."""
 
 
 @settings

@@ -2,7 +2,8 @@
 
 In older runs, one class held the settings of all objectives. Such a run stored all of them, including those of other
 objectives, and stored `own` for a choice that was left to the objective. The same was true of the engines. Runs that do
-not know `training.computed_rows` computed in float32 on every CPU if `training.compute_dtype` was `auto`.
+not know `training.computed_rows` computed in float32 on every CPU if `training.compute_dtype` was `auto`. Runs that do
+not know `sync.weights_digest` hashed all weights at once.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ _ONCE_COMMON: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """The settings that every objective and every engine once had, with the defaults they had then."""
 
+_SYNC_ONCE = {"every", "lag", "checkpoint_every", "keep_versions", "keep_checkpoints"}
+"""Settings of `sync` that every stored run has. Whoever starts a run does not give all of them."""
+
 
 def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without those that the chosen objective and engine do not have. Such a setting stays if its
@@ -35,6 +39,9 @@ def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
     training = result.get("training")
     if _is_of_older_run(training) and training["compute_dtype"] == "auto":
         result["training"] = {**training, "compute_dtype": "bfloat16-on-gpu"}
+    sync = result.get("sync")
+    if isinstance(sync, Mapping) and sync.keys() >= _SYNC_ONCE and "weights_digest" not in sync:
+        result["sync"] = {**sync, "weights_digest": "whole"}
     return result
 
 

@@ -147,6 +147,10 @@ class AdapterSnapshot:
         elements = sum(it.numel() for it in self.weights.values())
         return Written({WEIGHTS: digest}, changed / elements if before else None)
 
+    def digest(self, kind: str) -> str:
+        """Return the digest of the adapter. It is small, so there is one kind only."""
+        return self.sha256
+
     def digest_like(self, stored: str | None) -> str:
         return self.sha256
 

@@ -44,12 +44,21 @@ class Snapshot:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the weights, of the newest kind (tba/models/saving/weight_digests.py)."""
+        """Digest of the weights, hashed in pieces (tba/models/saving/weight_digests.py)."""
         return weight_digests.digest(self.model.state_dict())
+
+    @cached_property
+    def whole_sha256(self) -> str:
+        """Digest of the weights, hashed as a whole."""
+        return weight_digests.whole_digest(self.model.state_dict())
+
+    def digest(self, kind: str) -> str:
+        """Return the digest of the weights of a kind, as `sync.weights_digest` names it."""
+        return self.whole_sha256 if kind == "whole" else self.sha256
 
     def digest_like(self, stored: str | None) -> str:
         """Return the digest of the weights that has the kind of a stored digest."""
-        return weight_digests.digest_like(stored, self.model.state_dict())
+        return self.digest(weight_digests.kind_of(stored))
 
 
 @dataclass(frozen=True)

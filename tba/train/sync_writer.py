@@ -158,7 +158,7 @@ class SyncWriter:
             version,
             step=self.config.step_of_sync(sync),
             folder=folder,
-            weights_sha256=snapshot.sha256,
+            weights_sha256=snapshot.digest(self.config.sync.weights_digest),
             changed_share=written.changed_share,
             base=base if base and sync // every == base.version.number // every else None,
             sha256s=written.sha256s,
@@ -174,7 +174,7 @@ class SyncWriter:
 
     def _write_ledger(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
         admitted.result()  # sync record n comes before ledger n
-        digest = copy.snapshot.sha256
+        digest = copy.snapshot.digest(self.config.sync.weights_digest)
         self._check_owner()
         with measured(self.times.ledger):
             self.ledger.write(copy.sync, records, weights_sha256=digest)

@@ -148,7 +148,7 @@ comment on column steps.seconds_draw is 'seconds for drawing the batch, in anoth
 comment on column steps.seconds_fetch is 'seconds for reading the drawn trajectories, in another thread during the previous step';
 comment on column steps.seconds_sync is 'seconds for admitting shards, in another thread during the previous step';
 comment on column steps.seconds_collate is 'seconds for making tensors of the batch, in another thread during the previous step';
-comment on column steps.weights_sha256 is 'sha256 of the weights after the step; null unless the step closes a sync';
+comment on column steps.weights_sha256 is 'digest of the weights after the step (sync.weights_digest); null unless the step closes a sync';
 comment on column steps.created_at is 'when the ledger was written';
 comment on column steps_all.abandoned is 'true if the step is of an abandoned attempt: the current weights do not descend from it';
 

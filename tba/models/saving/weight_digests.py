@@ -33,10 +33,10 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return PIECES + total.hexdigest()
 
 
-def digest_like(stored: str | None, tensors: Mapping[str, Tensor]) -> str:
-    """Return the digest of tensors that has the kind of a stored digest. If this program does not know the kind, or if
-    there is no stored digest, return the digest of the newest kind."""
-    return whole_digest(tensors) if stored and ":" not in stored else digest(tensors)
+def kind_of(stored: str | None) -> str:
+    """Return the kind of a stored digest, `whole` or `pieces`. If there is no stored digest, or if this program does
+    not know its kind, return the newest kind."""
+    return "whole" if stored and ":" not in stored else "pieces"
 
 
 def is_known(stored: str) -> bool:

@@ -23,8 +23,8 @@ from tba.models.folder import tensor_places
 
 FILE_BYTES = 2**30
 """Largest size of a file with weights, unless a single tensor is larger. A smaller model is one file."""
-PIECE_BYTES = 2**23
-"""Bytes that are converted, hashed and written at a time."""
+PIECE_BYTES = 2**20
+"""Bytes that are converted, hashed and written at a time: few enough for the cache of a processor."""
 _AT_ONCE = min(16, len(os.sched_getaffinity(0)))  # files that are written side by side
 _SERIAL = 2**15 - 2**6  # elements that torch converts in the calling thread: each file has a thread already
 _NAMES = {

@@ -52,6 +52,15 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_that_is_i
             assert mine.exists() and not theirs.exists()
 
 
+def test_a_folder_inside_another_is_hidden_and_what_was_left_there_is_removed(temporary: Path):
+    (inside := temporary / "run").mkdir()
+    (left := inside / ".tba-scratch-left").mkdir()
+    with scratch_folder(inside) as folder, scratch_folder(inside) as second:
+        assert folder.parent == inside and folder.name.startswith(".") and not left.exists()
+        assert {it.name for it in inside.iterdir()} == {folder.name, second.name}
+    assert list(inside.iterdir()) == []
+
+
 def test_no_folder_is_taken_from_a_process_that_is_just_making_it(temporary: Path):
     def use(number: int) -> bool:
         with scratch_folder() as folder:

@@ -1,11 +1,14 @@
 """Published versions: which is the newest, and where they are loaded from."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from storage import layout
+from storage.local_files.verified_files import settle
+from storage.maintenance.check import check
 from storage.objects import manifest_folders
 from storage.runs.run import Run
 from storage.weights.versions import Versions
@@ -107,3 +110,49 @@ def test_a_version_on_this_machine_is_read_where_it_lies(run: Run, tmp_path: Pat
     publish(run, tmp_path, (1, 1))
     assert Versions(run).load(Version(1, 1)) == Path(run.url) / layout.version(Version(1, 1))
     assert not (tmp_path / "cache").exists()
+
+
+@local
+def test_what_is_published_on_the_same_disk_is_linked(run: Run, tmp_path: Path):
+    publish(run, tmp_path, (1, 1))
+    stored = Versions(run).load(Version(1, 1)) / "model.safetensors"
+    assert stored.samefile(tmp_path / "weights-(1, 1)" / "model.safetensors")
+
+
+@pytest.fixture
+def verified(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of version 1, which this machine has verified."""
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    publish(run, tmp_path, (1, 1))
+    file = Path(run.url) / layout.version(Version(1, 1)) / "model.safetensors"
+    settle(file)
+    Versions(run).load(Version(1, 1))
+    return file
+
+
+def rot(file: Path) -> None:
+    """Change a byte as a failing disk does: without a trace in the times of the file."""
+    about = file.stat()
+    file.write_bytes(b"X" + file.read_bytes()[1:])
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+@local
+def test_rot_of_a_file_that_was_verified_here_is_found_by_a_check_and_on_another_machine(
+    run: Run, tmp_path: Path, verified: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rot(verified)
+    Versions(run).load(Version(1, 1))  # this machine trusts its verification
+    assert [it.key for it in check(run).problems if "model.safetensors" in it.problem] == [
+        layout.version(Version(1, 1))
+    ]
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of another machine"))
+    with pytest.raises(Damaged, match=r"model\.safetensors does not have the content"):
+        Versions(run).load(Version(1, 1))
+
+
+@local
+def test_a_change_of_a_file_that_was_verified_here_is_found(run: Run, verified: Path):
+    verified.write_bytes(b"X" + verified.read_bytes()[1:])
+    with pytest.raises(Damaged, match=r"model\.safetensors does not have the content"):
+        Versions(run).load(Version(1, 1))
