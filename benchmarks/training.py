@@ -55,7 +55,8 @@ from benchmarks.harness.hardware import hardware, results_file
 from benchmarks.harness.tiny_models import tiny_tokenizer
 from benchmarks.science.lagged import start_of
 from tba.batches.batching import Batch, prompt_lengths
-from tba.batches.packing import Row, attending, groups_of, tokens_per_call
+from tba.batches.packing import Row, attending, groups_of
+from tba.batches.padded_calls import tokens_per_call
 from tba.fetched import Fetched, Lists
 from tba.models.policy import Policy
 from tba.models.pretrained import computing

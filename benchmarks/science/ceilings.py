@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks.harness.rows import append, read, spread
 from benchmarks.science.lagged import start_of
-from tba.batches.packing import Group, packed_logps, tokens_per_call
+from tba.batches.packing import Group, packed_logps
+from tba.batches.padded_calls import tokens_per_call
 from tba.models.policy import Policy
 from tba.presets import preset
 from tba.tasks.registry import get_task

@@ -131,11 +131,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 shift=shift,
             )
             _tell_compute_dtype(config, learner, events)
-            if why := trainer.learner.padded_because:
-                message = (
-                    f"responses are padded, and each is read with its own copy of the prompt: {why} (docs/models.md)"
-                )
-                events.write("trainer-pads", message, why=why)
+            _tell_padding(learner, events)
             if state is not None:
                 trainer.resume(state)
                 events.write("resumed", f"attempt {attempt.number} goes on after step {state.step}")
@@ -186,6 +182,15 @@ def _tell_compute_dtype(config: Config, learner: Learner, events: Events) -> Non
         size = sum(it.numel() for it in policy.model.parameters())
         name, why = compute_dtype.choose(config.training.compute_dtype, device=policy.device.type, parameters=size)
         events.write("compute-dtype-chosen", f"the trainer multiplies matrices in {name}: {why}", compute_dtype=name)
+
+
+def _tell_padding(learner: Learner, events: Events) -> None:
+    if why := learner.padded_because:
+        message = f"responses are padded, and each is read with its own copy of the prompt: {why} (docs/models.md)"
+        events.write("trainer-pads", message, why=why)
+    if why := learner.attention_pads_because:
+        message = f"attention reads packed rows in padded calls: {why} (docs/models.md)"
+        events.write("attention-pads", message, why=why)
 
 
 def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:

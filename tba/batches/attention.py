@@ -1,5 +1,5 @@
 """Attention of short sequences: by torch, or by two matrix products where these are faster."""
-# Shapes: C sequences, H heads, Q queries and K keys of each, D size of a head.
+# Shapes: C sequences, H heads, G heads of keys and values, Q queries and K keys of each sequence, D size of a head.
 
 from typing import Any, cast
 
@@ -14,15 +14,23 @@ with 256 and 512. In float32, torch's attention is about as fast."""
 
 
 def attention(
-    query_CHQD: Tensor, key_CHKD: Tensor, value_CHKD: Tensor, mask_C1QK: Tensor | None, scaling: float
+    query_CHQD: Tensor, key_CGKD: Tensor, value_CGKD: Tensor, mask_C1QK: Tensor | None, scaling: float
 ) -> Tensor:
-    """Return [C, H, Q, D]. The mask is true where a query sees a key; None is a causal mask."""
-    value = value_CHKD
-    if value.device.type == "cpu" and value.dtype == torch.bfloat16 and value.shape[2] <= LONGEST_PLAIN:
-        return cast(Tensor, _PlainAttention.apply(query_CHQD, key_CHKD, value, mask_C1QK, scaling))
+    """Return [C, H, Q, D]. The mask is true where a query sees a key; None is a causal mask. Several heads of queries
+    may share a head of keys and values."""
+    on_cpu, repeats = value_CGKD.device.type == "cpu", query_CHQD.shape[1] // key_CGKD.shape[1]
+    if on_cpu and value_CGKD.dtype == torch.bfloat16 and value_CGKD.shape[2] <= LONGEST_PLAIN:
+        key_CHKD, value_CHKD = (_repeated(it, repeats) for it in (key_CGKD, value_CGKD))
+        return cast(Tensor, _PlainAttention.apply(query_CHQD, key_CHKD, value_CHKD, mask_C1QK, scaling))
+    shares = on_cpu and repeats > 1  # on a GPU, the kernels that take masks or float32 cannot share heads
+    key, value = (it if shares else _repeated(it, repeats) for it in (key_CGKD, value_CGKD))
     return nn.functional.scaled_dot_product_attention(
-        query_CHQD, key_CHKD, value, attn_mask=mask_C1QK, is_causal=mask_C1QK is None, scale=scaling
+        query_CHQD, key, value, attn_mask=mask_C1QK, is_causal=mask_C1QK is None, scale=scaling, enable_gqa=shares
     )
+
+
+def _repeated(held_CGKD: Tensor, repeats: int) -> Tensor:
+    return held_CGKD if repeats == 1 else held_CGKD.repeat_interleave(repeats, dim=1)
 
 
 class _PlainAttention(torch.autograd.Function):

@@ -2,18 +2,18 @@
 padded.
 
 All layers except attention process each token alone. So they can read the tokens of many groups as one row, which holds
-each prompt once. Attention is our own function, registered with transformers. The function takes the row apart, so that
-every response attends to its prompt and to itself, as far as the window of a layer reaches. A model cannot be packed if
-its attention cannot be replaced, or if it needs more than this.
+each prompt once. Attention is our own function, registered with transformers. Every response attends to its prompt and
+to itself, as far as the window of a layer reaches. On a GPU one call does this for the whole row, and on a CPU several
+padded calls. A model cannot be packed if its attention cannot be replaced, or if it needs more than this.
 """
-# Shapes: N tokens of the row, M tokens of its responses, R counted tokens among these; in a call of attention: C
-# sequences, Q queries and K keys of each with padding, H heads, D size of a head.
+# Shapes: N tokens of the row, M tokens of its responses, R counted tokens among these, H heads, D size of a head.
 
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from tba.batches.attention import attention
-from tba.batches.batching import Batch, buckets, prompt_lengths
+from tba.batches.batching import Batch, prompt_lengths
 from tba.batches.logprobs import logps_at
+from tba.batches.padded_calls import Call, attend_in_calls, calls_of, tokens_per_call
 from tba.batches.recomputation import again_in
+from tba.batches.unpadded_attention import Sequences, Span, attend_at_once, kind_of, sequences_of, why_not
 from tba.errors import DataError
 
 ATTENTION = "tba-packed"
@@ -106,6 +107,19 @@ def why_padded(model: nn.Module) -> str:
 
 
 @torch.no_grad()
+def why_attention_pads(model: PreTrainedModel) -> str:
+    """Return why attention takes the sequences of a packed row in padded calls on a GPU. Return an empty string if it
+    takes the whole row at once, or if the model is on a CPU, where padded calls that stay in its cache are best. The
+    number format matters, so call this where the model computes as in training."""
+    if model.device.type == "cpu":
+        return ""
+    row, _, _ = _row_of(model, [Group((0, 0), [(0, 0)])], tokens_per_call(model.device), None)
+    with attending(model, row):
+        model(input_ids=row.tokens_1N, position_ids=row.positions_1N, use_cache=False)
+    return row.pads_because
+
+
+@torch.no_grad()
 def _counts_from_0(model: PreTrainedModel) -> bool:
     """True if the model predicts the same, up to rounding, whether it gets no positions or the positions 0, 1, 2, ...
     of a row."""
@@ -147,12 +161,6 @@ def groups_of(batch: Batch, chosen: Sequence[int] | None = None) -> tuple[list[G
         counted += mask[shared:length]
     groups = [Group(prompt, [rest for _, rest in them]) for prompt, them in groupby(parts, key=itemgetter(0))]
     return groups, torch.tensor(counted, dtype=torch.bool, device=batch.tokens_BT.device)
-
-
-def tokens_per_call(device: torch.device) -> int:
-    """Return the number of tokens that attention takes per call. On a CPU, the tokens of a call should stay in its
-    cache, and an extra call costs little."""
-    return 512 if device.type == "cpu" else 8192
 
 
 def row_logps(
@@ -199,31 +207,6 @@ def _row_of(
 
 
 @dataclass
-class _Call:
-    """Sequences that attention processes in one call. Padding reads token 0; the results of padding are written behind
-    the end of the row and dropped."""
-
-    queries_CQ: Tensor  # positions in the row
-    keys_CK: Tensor  # positions in the row
-    into_CQ: Tensor  # positions to which the results are written
-    last_CQ: Tensor  # index of the last key that each query sees
-    is_square: bool  # queries and keys have the same positions, and a query sees the keys up to its own position
-    masks: dict[int, Tensor] = field(default_factory=dict)
-
-    def mask(self, window: int | None) -> Tensor | None:
-        """Return [C, 1, Q, K]: whether each query sees each key. A query sees at most `window` keys, the last of which
-        `last_CQ` gives. Return None if a causal mask has the same effect."""
-        keys = self.keys_CK.shape[1]
-        seen = keys if window is None else min(window, keys)
-        if self.is_square and seen == keys:
-            return None
-        if seen not in self.masks:
-            away_CQK = self.last_CQ[:, :, None] - torch.arange(keys, device=self.last_CQ.device)
-            self.masks[seen] = ((away_CQK >= 0) & (away_CQK < seen))[:, None]
-        return self.masks[seen]
-
-
-@dataclass
 class Row:
     """The tokens that a model reads at once, and the calls of attention for these tokens."""
 
@@ -231,22 +214,24 @@ class Row:
     positions_1N: Tensor
     predicts_M: Tensor  # index in the row at which each response token is predicted, response after response
     targets_M: Tensor  # the response tokens themselves
-    calls: list[_Call]
+    spans: list[Span]  # prompts and responses in the order of the row; together they have each token once
+    tokens_per_call: int
     attended: dict[nn.Module, int | None] = field(default_factory=dict)  # layers that used `_attend`, with windows
+    pads_because: str = ""  # why attention read the row in padded calls; empty if it read the row at once
 
     @classmethod
     def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "Row":
         """Make a row in which each prompt is followed by its responses. The last token of a response is left out,
         because it is predicted but never read."""
         tokens, positions, predicts, targets = [list[int]() for _ in range(4)]
-        prompts, responses = list[tuple[range, range]](), list[tuple[range, range]]()
+        spans = list[Span]()
         for prompt, answers in groups:
             if not prompt:
                 raise DataError("a prompt needs at least 1 token, got 0")
             read = range(len(tokens), len(tokens) + len(prompt))
             tokens += prompt
             positions += range(len(prompt))
-            prompts.append((range(0), read))
+            spans.append((range(0), read))
             for answer in filter(None, answers):
                 own = range(len(tokens), len(tokens) + len(answer) - 1)
                 tokens += answer[:-1]
@@ -254,19 +239,25 @@ class Row:
                 predicts += [read[-1], *own]
                 targets += answer
                 if own:
-                    responses.append((read, own))
-        calls = [
-            _call([spans[i] for i in chosen], len(tokens), device)
-            for spans in (prompts, responses)
-            for chosen in buckets([len(before) + len(own) for before, own in spans], tokens_per_call)
-        ]
+                    spans.append((read, own))
         return cls(
             torch.tensor([tokens], device=device),
             torch.tensor([positions], device=device),
             torch.tensor(predicts, dtype=torch.long, device=device),  # the list may be empty
             torch.tensor(targets, dtype=torch.long, device=device),
-            calls,
+            spans,
+            tokens_per_call,
         )
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """The padded calls in which attention reads the row."""
+        return calls_of(self.spans, self.tokens_1N.shape[1], self.tokens_per_call, self.tokens_1N.device)
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """The row as a kernel takes it that reads the row at once."""
+        return sequences_of(self.spans, self.tokens_1N.device)
 
     def check(self, model: PreTrainedModel) -> None:
         """Raise CannotPack unless every layer has read the row with `_attend` and its own window."""
@@ -275,30 +266,6 @@ class Row:
             raise CannotPack(f"only {len(self.attended)} of {len(windows)} layers use the attention they are given")
         if list(self.attended.values()) != windows:
             raise CannotPack("it does not pass the window of each layer to attention")
-
-
-def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) -> _Call:
-    """Prepare a call of attention. Each span gives two ranges of positions in the row: those of the tokens before a
-    sequence, and those of the sequence itself. A token of the sequence sees all tokens before the sequence, and the
-    tokens of the sequence up to itself.
-
-    Without a mask, attention skips half of the work and needs no memory for the mask. So if the sequences make up most
-    of their spans, the tokens before them become queries too, and their results are dropped.
-    """
-    most = max(len(own) for _, own in spans)
-    longest = max(len(before) + len(own) for before, own in spans)
-    keys = [[*before, *own, *[0] * (longest - len(before) - len(own))] for before, own in spans]
-    is_square = 4 * most >= 3 * longest
-    if is_square:
-        queries, last_CQ = keys, torch.arange(longest)[None]
-        into = [[row] * len(it) + [*own] + [row] * (longest - len(it) - len(own)) for it, own in spans]
-    else:
-        queries = [[*own, *[0] * (most - len(own))] for _, own in spans]
-        into = [[*own, *[row] * (most - len(own))] for _, own in spans]
-        last_CQ = torch.tensor([len(before) for before, _ in spans])[:, None] + torch.arange(most)
-    queries_CQ, keys_CK, into_CQ = (torch.tensor(places, device=device) for places in (queries, keys, into))
-    last_CQ = last_CQ.clamp(max=longest - 1).to(device)  # queries that are padding must see a key too
-    return _Call(queries_CQ, keys_CK, into_CQ, last_CQ, is_square)
 
 
 _row: ContextVar[Row] = ContextVar("row")
@@ -336,27 +303,14 @@ def _attend(
     if others or attention_mask is not None:
         raise CannotPack(f"its attention needs {', '.join(sorted(others)) or 'a mask of its own'}")
     query_NHD, key_NHD, value_NHD = (it[0].transpose(0, 1) for it in (query_1HND, key_1HND, value_1HND))
-    tokens, heads, _ = query_NHD.shape
-    out_NHD = value_NHD.new_empty(tokens + 1, heads, value_NHD.shape[2])
-    for call in row.calls:
-        mask_C1QK = call.mask(sliding_window)
-        seen_CHQD = attention(
-            _vectors_at(query_NHD, call.queries_CQ),
-            _vectors_at(key_NHD, call.keys_CK, heads),
-            _vectors_at(value_NHD, call.keys_CK, heads),
-            mask_C1QK,
-            query_NHD.shape[2] ** -0.5 if scaling is None else scaling,
-        )
-        out_NHD.index_copy_(0, call.into_CQ.flatten(), seen_CHQD.transpose(1, 2).flatten(0, 1))
-    return out_NHD[None, :tokens], None
-
-
-def _vectors_at(held_NHD: Tensor, places_CT: Tensor, heads: int | None = None) -> Tensor:
-    """Return [C, H, T, D]: the vectors at these positions. If several heads of queries share a head of keys or values,
-    this head is repeated for each of them."""
-    vectors_CHTD = held_NHD.index_select(0, places_CT.flatten()).unflatten(0, places_CT.shape).transpose(1, 2)
-    repeats = 1 if heads is None else heads // held_NHD.shape[1]
-    return vectors_CHTD if repeats == 1 else vectors_CHTD.repeat_interleave(repeats, dim=1)
+    scale = query_NHD.shape[2] ** -0.5 if scaling is None else scaling
+    why = why_not(kind_of(query_NHD, key_NHD, value_NHD, sliding_window))
+    row.pads_because = row.pads_because or why
+    if why:
+        out_NHD = attend_in_calls(query_NHD, key_NHD, value_NHD, row.calls, sliding_window, scale)
+    else:
+        out_NHD = attend_at_once(query_NHD, key_NHD, value_NHD, row.sequences, sliding_window, scale)
+    return out_NHD[None], None
 
 
 AttentionInterface.register(ATTENTION, _attend)

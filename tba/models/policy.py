@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from tba.batches.batching import buckets, pad
 from tba.batches.logprobs import token_logps
-from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows, tokens_per_call
+from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows
+from tba.batches.padded_calls import tokens_per_call
 from tba.models import adapters
 from tba.models.adapters import Adapter, AdapterSnapshot
 from tba.models.pretrained import computing, load, load_frozen, lower_products, resolve_dtype

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tba.batches.batching import Batch, collate, known
-from tba.batches.packing import CannotPack, why_padded
+from tba.batches.packing import CannotPack, why_attention_pads, why_padded
 from tba.batches.recomputation import keeping_little, layers_of
 from tba.config import Config
 from tba.distributed.ranks import ALONE, Ranks, at_rest
@@ -64,6 +64,8 @@ class Learner:
         if config.training.checkpoint_activations:
             layers_of(policy.model)  # refuses a model without such layers
         self.padded_because = why_padded(policy.model)
+        with self._computing():
+            self.attention_pads_because = "" if self.padded_because else why_attention_pads(policy.model)
         at_rest(policy.model)
         self.packs = not self.padded_because
         self.parking = Parking(self.held)

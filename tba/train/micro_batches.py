@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from tba.batches.batching import Batch, first_equal_rows, groups_at, groups_in, stretches
 from tba.batches.logprobs import logps_at
-from tba.batches.packing import Group, groups_of, row_hidden, row_logps, rows, tokens_per_call
+from tba.batches.packing import Group, groups_of, row_hidden, row_logps, rows
+from tba.batches.padded_calls import tokens_per_call
 from tba.config import TrainingConfig
 from tba.distributed.ranks import Ranks, Share
 from tba.objectives.groups import equal_rewards

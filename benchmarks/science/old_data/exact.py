@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from benchmarks.science.lagged import Examine, start_of
 from benchmarks.science.old_data.many_answers import ManyAnswers
-from tba.batches.packing import Group, packed_logps, tokens_per_call
+from tba.batches.packing import Group, packed_logps
+from tba.batches.padded_calls import tokens_per_call
 from tba.config import Config
 from tba.models.policy import Policy
 from tba.tasks.registry import get_task

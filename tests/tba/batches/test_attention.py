@@ -10,6 +10,7 @@ from tba.batches.attention import LONGEST_PLAIN, attention
 def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     if mask is None:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    key, value = (it.repeat_interleave(query.shape[1] // it.shape[1], dim=1) for it in (key, value))
     score = (query @ key.transpose(2, 3)) * scaling
     return score.masked_fill(~mask, -torch.inf).softmax(dim=3) @ value
 
@@ -17,10 +18,11 @@ def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("keys", [7, LONGEST_PLAIN, LONGEST_PLAIN + 1])
 @pytest.mark.parametrize("causal", [True, False])
-def test_values_and_gradients_are_those_of_the_formula(dtype, keys, causal):
+@pytest.mark.parametrize("shared", [2, 1], ids=["two heads of keys", "one head of keys"])
+def test_values_and_gradients_are_those_of_the_formula(dtype, keys, causal, shared):
     generator = torch.Generator().manual_seed(keys)
     queries = keys if causal else 5
-    shapes = [(3, 2, queries, 8), (3, 2, keys, 8), (3, 2, keys, 8)]
+    shapes = [(3, 2, queries, 8), (3, shared, keys, 8), (3, shared, keys, 8)]
     given = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     sees = None if causal else (torch.rand(3, 1, queries, keys, generator=generator) < 0.5) | (torch.arange(keys) == 0)
     weights = torch.randn(3, 2, queries, 8, generator=generator)
