@@ -17,9 +17,6 @@ COMMUNICATION = 0.6e9
 """Bytes that NCCL takes on each GPU of several ranks."""
 GRAPHS = 0.5e9
 """Bytes of the CUDA graphs of an engine."""
-HEAD = 2**26 * (2 * 4 + 2 * 2)
-"""Bytes that log-probabilities take while they are computed on a GPU: a piece of logits twice in float32, and twice in
-the type in which they are multiplied."""
 BATCHED = 8192
 """Tokens that vLLM reads at once."""
 SCORED = 8192
@@ -35,9 +32,7 @@ def trainer(config: Config, model: Model) -> Parts:
         "activations": trainer_memory.kept_activations(config, model, tokens),
         "CUDA": CONTEXT,
     }
-    head = trainer_memory.KEPT_LOGITS + HEAD
-    if not config.model.lora_rank:
-        head += model.vocabulary * model.hidden * BYTES[config.model.dtype]  # the gradient before it is added
+    head = trainer_memory.output_layer(config, model, tokens)
     recomputed = trainer_memory.recomputed_activations(config, model, tokens)
     parts |= {"recomputed layer": recomputed} if recomputed > head else {"output layer": head}
     if ranks > 1:
@@ -106,11 +101,12 @@ def cache(config: Config, model: Model) -> float:
 def scorer(config: Config, model: Model) -> float:
     """Return the bytes of a policy that computes log-probabilities and is not trained."""
     size = BYTES[config.model.dtype]
-    computed = 2 if trainer_memory.lowers(config, model) else size  # bytes of a number in a product
+    computed, tokens = trainer_memory.product_bytes(config, model), max(SCORED, config.longest)
     inside = model.parameters - model.outside
-    read = max(SCORED, config.longest) * (4 * model.hidden + 3 * model.intermediate) * computed
+    read = tokens * (4 * model.hidden + 3 * model.intermediate) * computed
+    head = trainer_memory.pieces_of(config).forward_bytes(tokens, model.vocabulary, number=computed)
     # Weights are loaded in `model.dtype`, and converted afterwards.
-    return max(model.parameters * size, model.outside * size + inside * computed + read + HEAD)
+    return max(model.parameters * size, model.outside * size + inside * computed + read + head)
 
 
 def uses_vllm(config: Config) -> bool:

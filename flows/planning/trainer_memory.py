@@ -1,10 +1,9 @@
 """Estimate the memory that a trainer needs, from the settings and, if it is known, the size of the policy."""
 
 from flows.planning.model_sizes import Model, find_policy
+from tba.batches.output_pieces import KEPT_BYTES, ON_CPU, ON_GPU, Pieces
 from tba.config import Config
 from tba.runtime import compute_dtype
-
-KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it computes all others again
 
 BYTES = {"float32": 4, "bfloat16": 2}
 _KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}
@@ -32,7 +31,7 @@ def describe(config: Config) -> str:
             *([f"{in_words(whole_at_once(config, model))} whole at a time"] if ranks > 1 else []),
             f"activations {in_words(activations(config, model, 1))} a token, "
             f"{in_words(activations(config, model, tokens))} for {which}",
-            f"logits at most {in_words(KEPT_LOGITS)}",
+            f"output layer {in_words(output_layer(config, model, tokens))}",
             *_copies(config, model.parameters),
             *(hosts if hosted else []),
         ]
@@ -61,6 +60,27 @@ def kept_activations(config: Config, model: Model, tokens: int) -> int:
 def recomputed_activations(config: Config, model: Model, tokens: int) -> int:
     """Return the bytes of activations of a layer that is computed again in the backward pass."""
     return tokens * _layer(config, model) if config.training.checkpoint_activations else 0
+
+
+def output_layer(config: Config, model: Model, tokens: int) -> int:
+    """Return the bytes that the output layer takes in the backward pass of so many predicted tokens: logits that are
+    kept or computed again, their gradients, and the gradient of its weights before it is added to that of the step."""
+    number = product_bytes(config, model)
+    size = min(KEPT_BYTES, tokens * model.vocabulary * number)
+    size += pieces_of(config).backward_bytes(tokens, model.vocabulary, number=number)
+    if config.model.lora_rank:
+        return size
+    sums, products = 4, number if number < 4 else 0  # the sums in float32, and a product that is added to them
+    return size + model.vocabulary * model.hidden * (sums + products)
+
+
+def pieces_of(config: Config) -> Pieces:
+    return ON_CPU if config.model.device == "cpu" else ON_GPU
+
+
+def product_bytes(config: Config, model: Model) -> int:
+    """Return the bytes of a number in matrix products."""
+    return 2 if lowers(config, model) else BYTES[config.model.dtype]
 
 
 def _layer(config: Config, model: Model) -> int:

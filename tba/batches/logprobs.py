@@ -8,34 +8,14 @@ their logits are held.
 # Shapes: B rows, T tokens of prompt and response with padding, D hidden, N counted tokens of all rows, V vocabulary.
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-
-class Pieces(NamedTuple):
-    """How much the output layer computes in one operation."""
-
-    projected: int
-    """Number of logits that are computed together. It gives enough rows for a fast matrix product."""
-    summed: int
-    """Number of such products whose part of the weights' gradient is computed together, if it is summed in another type
-    than that of the products. Each sum reads and writes all weights, which takes longer than a product of few rows."""
-    normalised: int
-    """Number of logits that are normalised together."""
-
-
-ON_CPU = Pieces(projected=2**23, summed=8, normalised=2**20)
-"""So few logits are normalised together that they stay in the cache, where normalising is several times faster."""
-ON_GPU = Pieces(projected=2**26, summed=1, normalised=2**26)
-"""An operation takes a fixed time to start, so there are few. With a vocabulary of 152,000 tokens a product has 441
-rows, and log-softmax holds its piece twice in float32, 512 MiB."""
-KEPT_BYTES = 2**29
-"""Bytes of logits that are kept for the backward pass. The backward pass computes all other logits again, which takes a
-third of the output layer's time."""
+from tba.batches.output_pieces import KEPT_BYTES, ON_CPU, ON_GPU, Pieces
 
 
 def pieces_on(device: torch.device) -> Pieces:
@@ -202,8 +182,8 @@ class _ProjectedLogps(torch.autograd.Function):
                 pieces.projected, len(weight_VD), block, of_block, grads, by_block, by_logits_BV
             ):
                 logits = next(still, None)
-                if logits is None:
-                    logits = nn.functional.linear(hidden, weight, bias)
+                if logits is None:  # their gradient takes their place
+                    logits = _write_logits(by_logits, hidden, weight, bias)
                 _write_gradient(by_logits, grad, logits, tokens, ctx.temperature)
                 torch.mm(by_logits, weight, out=by_hidden)
             if by_weight_VD is not None:
@@ -211,6 +191,12 @@ class _ProjectedLogps(torch.autograd.Function):
             if by_bias_V is not None:
                 by_bias_V += by_logits_BV.sum(dim=0, dtype=by_bias_V.dtype)
         return by_hidden_ND, by_weight_VD, by_bias_V, None, None, None, None
+
+
+def _write_logits(to_NV: Tensor, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+    if bias_V is None:
+        return torch.mm(hidden_ND, weight_VD.T, out=to_NV)
+    return torch.addmm(bias_V, hidden_ND, weight_VD.T, out=to_NV)
 
 
 def _as(dtype: torch.dtype, tensor: Tensor | None) -> Tensor | None:
@@ -260,18 +246,22 @@ def write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: 
     """Write log softmax(logits / temperature) of the tokens to `to_N`, computed in the dtype of `to_N`."""
     most = pieces_on(logits_NV.device).normalised
     for to, logits, tokens in _in_pieces(most, logits_NV.shape[1], to_N, logits_NV, tokens_N):
-        logps = torch.log_softmax(logits.to(to.dtype) / temperature, dim=1)
+        logps = torch.log_softmax(_scaled(logits.to(to.dtype), temperature), dim=1)
         torch.gather(logps, 1, tokens[:, None], out=to[:, None])
 
 
 def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
     """Write the gradient with respect to the logits, computed from the gradient with respect to the
-    log-probabilities."""
+    log-probabilities. `to_NV` may be the logits themselves."""
     most = pieces_on(logits_NV.device).normalised
     rows = _in_pieces(most, logits_NV.shape[1], to_NV, grad_N / temperature, logits_NV, tokens_N)
     for to, grad, logits, tokens in rows:
-        by_logits = torch.softmax(logits.to(grad.dtype) / temperature, dim=1).mul_(-grad[:, None])
+        by_logits = torch.softmax(_scaled(logits.to(grad.dtype), temperature), dim=1).mul_(-grad[:, None])
         to.copy_(by_logits.scatter_add_(1, tokens[:, None], grad[:, None]))
+
+
+def _scaled(logits_NV: Tensor, temperature: float) -> Tensor:
+    return logits_NV if temperature == 1 else logits_NV / temperature
 
 
 def _in_pieces(most: int, vocabulary: int, *tensors: Tensor, together: int = 1) -> Iterator[tuple[Tensor, ...]]:
