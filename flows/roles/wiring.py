@@ -131,7 +131,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 shift=shift,
             )
             _tell_compute_dtype(config, learner, events)
-            _tell_padding(learner, events)
+            tell_padding(learner, events)
             if state is not None:
                 trainer.resume(state)
                 events.write("resumed", f"attempt {attempt.number} goes on after step {state.step}")
@@ -184,7 +184,7 @@ def _tell_compute_dtype(config: Config, learner: Learner, events: Events) -> Non
         events.write("compute-dtype-chosen", f"the trainer multiplies matrices in {name}: {why}", compute_dtype=name)
 
 
-def _tell_padding(learner: Learner, events: Events) -> None:
+def tell_padding(learner: Learner, events: Events) -> None:
     if why := learner.padded_because:
         message = f"responses are padded, and each is read with its own copy of the prompt: {why} (docs/models.md)"
         events.write("trainer-pads", message, why=why)

@@ -3,11 +3,13 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from flows.planning import create, resolve
-from flows.roles import model_loading, prompt_intake
+from flows.roles import model_loading, prompt_intake, wiring
 from flows.roles.buffer_process import make_buffer
 from storage.runs.events import Events
 from storage.runs.run import Run
@@ -16,6 +18,7 @@ from tba.errors import ConfigError
 from tba.presets import preset
 from tba.tasks.quickstart import Quickstart
 from tba.types import Prompt
+from tests.support.flows.live_roles import rows
 
 
 def test_the_replay_buffer_has_the_memory_the_disk_space_and_the_threads_of_the_settings(tmp_path: Path):
@@ -26,6 +29,17 @@ def test_the_replay_buffer_has_the_memory_the_disk_space_and_the_threads_of_the_
     assert buffer.payloads.limit == 500_000_000
     assert buffer.payloads.reader.copies.limit == 250_000_000
     assert buffer.index.tables.con.execute("select current_setting('threads')").fetchone() == (3,)
+
+
+def test_the_trainer_writes_an_event_if_attention_takes_packed_rows_apart(tmp_path: Path):
+    run = create.start(preset("quickstart"), str(tmp_path), "first")
+    events = Events(run, "trainer", 1)
+    for why in ("", "the kernel is not for this GPU"):
+        learner = cast(Any, SimpleNamespace(padded_because="", attention_pads_because=why))
+        wiring.tell_padding(learner, events)
+    found = rows(run, "select message, data ->> 'why' from events where kind = 'attention-pads'")
+    message = "attention reads packed rows in padded calls: the kernel is not for this GPU (docs/models.md)"
+    assert found == [(message, "the kernel is not for this GPU")]
 
 
 def test_the_replay_buffer_evicts_as_the_settings_say(tmp_path: Path):

@@ -14,11 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.harness.tiny_models import tiny_llama
+from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from tba.batches import unpadded_attention
 from tba.batches.packing import Group, Row, attending, packed_logps, row_logps, why_attention_pads
 from tba.batches.unpadded_attention import around, attend_at_once, formula, kind_of, sequences_of, why_not
+from tba.models.policy import Policy
 from tba.models.pretrained import computing
+from tba.presets import preset
+from tba.train import learner
 
 SPANS = [(range(0), range(4)), (range(4), range(4, 7)), (range(4), range(7, 8)), (range(0), range(8, 10))]
 """A prompt of four tokens with responses of three and one, and a prompt of two."""
@@ -313,3 +316,11 @@ def test_why_attention_pads_is_told_for_a_gpu_and_not_for_a_cpu(monkeypatch: pyt
     assert why_attention_pads(model) == ""
     cast(Any, model).to("meta")
     assert why_attention_pads(model) == "the kernel is not for a device of type meta"
+
+
+def test_a_learner_asks_in_the_number_format_in_which_it_trains(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner, "why_attention_pads", lambda model: str(torch.is_autocast_enabled("cpu")))
+    for dtype, lowers in (("bfloat16", "True"), ("float32", "False")):
+        policy = Policy(tiny_llama().eval(), tiny_tokenizer(), torch.device("cpu"))
+        config = preset("quickstart").replace({"training.compute_dtype": dtype})
+        assert learner.Learner(config, policy).attention_pads_because == lowers
