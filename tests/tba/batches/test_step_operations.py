@@ -37,7 +37,12 @@ class Step:
 
 def operations(step: Step) -> int:
     """Return the number of operations of a step's forward and backward pass."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=78, num_hidden_layers=step.layers, **sizes)).eval()
     config = preset("quickstart").replace(
         {
