@@ -26,6 +26,8 @@ import psutil
 import torch
 
 from benchmarks.harness.hardware import hardware, results_file
+from flows.supervision import driver_check
+from tba.runtime import nvidia
 
 ROOT = Path(__file__).parents[1]
 TESTS = ["tests/test_devices.py"]
@@ -55,8 +57,10 @@ def main() -> int:
     folder = options.out.absolute()
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        print(f"error: gpu-check needs a GPU, and torch {torch.__version__}, {built}, finds none", file=sys.stderr)
+        why = f": {nvidia.fault(torch.version.cuda)}" if nvidia.query_gpus() else ""
+        print(f"error: gpu-check needs a GPU, and torch {torch.__version__}, {built}, finds none{why}", file=sys.stderr)
         return 2
+    driver_check.main([])
     machine = describe()
     for name, value in machine.items():
         print(f"{name:14} {value}", flush=True)
@@ -97,20 +101,11 @@ def describe() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return {
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
-        "driver": driver(),
+        "driver": next((gpu.driver for gpu in nvidia.query_gpus()), "unknown"),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         **hardware(),
     }
-
-
-def driver() -> str:
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"unknown: {error}"
-    return found.splitlines()[0] if found.strip() else "unknown"
 
 
 def run_tests(paths: list[str], limit: float = LIMIT) -> dict[str, Any]:

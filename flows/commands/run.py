@@ -59,6 +59,8 @@ def command(options: argparse.Namespace) -> int:
         return DONE
     if options.gpus:
         memory_plan.check_there(config, gpus)
+    for warning in memory_plan.warnings_here(config):
+        print(f"warning: {warning}", file=sys.stderr)
     return supervise(create.start(config, options.root, options.name, created_by="tba run", task=options.task))
 
 

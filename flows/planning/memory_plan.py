@@ -13,10 +13,11 @@ from typing import Any
 from flows.planning import role_memory
 from flows.planning.model_sizes import Model, find_policy
 from flows.planning.trainer_memory import in_words
-from flows.supervision.gpus import memory_of, usable
+from flows.supervision.gpus import memory_warnings, usable
 from tba.config import Config, VLLMEngine
 from tba.errors import ConfigError, RunFailed
 from tba.interfaces import NamesModels
+from tba.runtime.nvidia import memory_of
 from tba.tasks.registry import get_task
 
 _MOST = 0.9  # of a GPU, for an engine that has it to itself
@@ -170,6 +171,14 @@ def warning(config: Config, gpus: Gpus | None) -> str:
         return ""
     lines = "\n".join(table(config, model, gpus))
     return f"by plan the run does not fit on {gpus}; `--gpus here` looks for settings that do:\n{lines}"
+
+
+def warnings_here(config: Config) -> list[str]:
+    """Return a warning for each GPU of this machine that a run may use and another program holds memory of."""
+    try:
+        return memory_warnings(usable(config))
+    except RunFailed:  # the driver does not answer, which a run itself would tell
+        return []
 
 
 def found_here(config: Config) -> Gpus | None:

@@ -11,6 +11,7 @@ import signal
 import sys
 
 from flows.roles.threads import switch_soon, use_threads
+from flows.supervision.gpus import held_devices, memory_warnings
 from flows.supervision.processes import FAILED, FINISHED, GAVE_UP, LOG_FORMAT, MISUSED, STOPPED, SUPERSEDED
 from storage import layout
 from storage.maintenance.leftovers import sweep
@@ -55,6 +56,8 @@ def live(role: str, index: int, run: Run) -> int:
         signal.signal(signal.SIGTERM, lambda *_: lease.stop("SIGTERM"))
         events = Events(run, name, lease.life)
         events.write("started", f"{name} has started: life {lease.life}, pid {os.getpid()}")
+        for warning in memory_warnings(held_devices(), own=1):
+            events.write("gpu-memory-taken", warning, severity="warning")
         try:
             if role in SWEPT_BY:
                 sweep(run, events, SWEPT_BY[role](index))

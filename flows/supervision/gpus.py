@@ -10,10 +10,8 @@ without any device or lock.
 
 import fcntl
 import os
-import shutil
 import socket
 import stat
-import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +20,7 @@ from typing import NamedTuple
 
 from tba.config import Config
 from tba.errors import ConfigError, RunFailed
+from tba.runtime.nvidia import cuda_of_torch, nvidia_devices, query_gpus, refuse_cpu
 
 
 class HeldDevices(NamedTuple):
@@ -143,7 +142,9 @@ class Devices:
 
 def usable(config: Config, per_engine: int = 1, ranks: int = 1) -> list[str]:
     """Return the devices of this host that roles with these settings may use. Raise ConfigError if they are too few for
-    an engine or for the trainer."""
+    an engine or for the trainer, or if torch cannot use them and roles would compute on the CPU without a word."""
+    if config.model.device == "auto":
+        refuse_cpu("model.device", cuda_of_torch())
     devices = [] if config.model.device == "cpu" else nvidia_devices()
     if devices and ranks > len(devices):
         raise ConfigError(f"training.ranks: roles may use {len(devices)} GPUs of {socket.gethostname()}, got {ranks}")
@@ -160,13 +161,18 @@ def engine_start() -> Iterator[int]:
     starts. vLLM counts all GPU memory that is allocated during its start as its own, and would leave that much less for
     keys and values. Yield how many roles, including this one, share the most crowded of these GPUs. Yield 1 if no
     launcher has assigned GPUs to this role."""
-    folder, shown = lock_folder(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    folder, shown = lock_folder(), held_devices() or [""]  # without a launcher, all engines of the host share one lock
     with ExitStack() as held:
         for uuid in sorted(shown):  # always in the same order, against deadlocks
             lock = open_lock(folder / f"gpu-{uuid}.engine.lock")
             held.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield max(1, *(holders(_lock_file(folder, uuid)) for uuid in shown))
+
+
+def held_devices() -> list[str]:
+    """Return the UUIDs of the devices that a launcher has assigned to this role."""
+    return list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
 
 
 def _lock_file(folder: Path, uuid: str) -> Path:
@@ -204,56 +210,15 @@ def lock_folder() -> Path:
     return Path(os.environ.get("TBA_LOCK_DIR") or Path(tempfile.gettempdir()) / "tba-locks")
 
 
-def nvidia_devices() -> list[str]:
-    """Return the UUIDs of the devices that this process may use. If a device is divided by MIG, return the UUIDs of its
-    instances instead."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if allowed == "" or not any(Path("/dev").glob("nvidia[0-9]*")) or not shutil.which("nvidia-smi"):
-        return []
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
-    except subprocess.SubprocessError as error:
-        raise RunFailed(f"nvidia-smi cannot list the GPUs: {error}; model.device=cpu trains without GPUs") from None
-    devices = parse_listing(listing.stdout)
-    if allowed is None:
-        return [uuid for parts in devices for uuid in parts]
-    return [uuid for name in allowed.split(",") for uuid in _named(name.strip(), devices)]
-
-
-def memory_of(uuids: Collection[str]) -> list[int]:
-    """Return the bytes of memory of each of these devices. Return an empty list if nvidia-smi does not know one of
-    them, such as a MIG instance."""
-    query = ["nvidia-smi", "--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    sizes = {uuid: mebibytes for uuid, _, mebibytes in (line.partition(", ") for line in listed.splitlines())}
-    if not all(sizes.get(uuid, "").strip().isdigit() for uuid in uuids):
-        return []
-    return [int(sizes[uuid]) * 2**20 for uuid in uuids]
-
-
-def parse_listing(listing: str) -> list[list[str]]:
-    """Parse the output of `nvidia-smi -L`. Return for each device its UUID, or the UUIDs of its MIG instances if it has
-    any."""
-    devices: list[list[str]] = []
-    whole: list[str] = []
-    for line in listing.splitlines():
-        if "UUID: " not in line:
-            continue
-        uuid = line.rsplit("UUID: ", 1)[1].rstrip(") \n")
-        if line.startswith("GPU "):
-            devices.append([])
-            whole.append(uuid)
-        elif devices:
-            devices[-1].append(uuid)
-    return [parts or [uuid] for parts, uuid in zip(devices, whole, strict=True)]
-
-
-def _named(name: str, devices: list[list[str]]) -> list[str]:
-    """Return the UUIDs that one entry of CUDA_VISIBLE_DEVICES stands for. The entry is the index of a device, a UUID,
-    or the beginning of a UUID."""
-    if name.isdigit():
-        return devices[int(name)] if int(name) < len(devices) else []
-    return [uuid for parts in devices for uuid in parts if uuid.startswith(name)]
+def memory_warnings(uuids: Collection[str], *, own: int = 0) -> list[str]:
+    """Return a warning for each device whose memory is taken although no role holds the device, or only `own` roles
+    do."""
+    folder, warnings = lock_folder(), list[str]()
+    for gpu in query_gpus() if uuids else ():
+        if gpu.uuid in uuids and gpu.is_taken and holders(_lock_file(folder, gpu.uuid)) <= own:
+            warnings.append(
+                f"only {gpu.free / 2**30:.1f} of the {gpu.total / 2**30:.1f} GiB of {gpu.name} ({gpu.uuid}) are free, "
+                "although no role of a run uses it: `nvidia-smi` shows which program does; end that program, or choose "
+                "other GPUs with CUDA_VISIBLE_DEVICES"
+            )
+    return warnings

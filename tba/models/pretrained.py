@@ -14,10 +14,10 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from tba.errors import ConfigError, Damaged, RunFailed, TBAError
+from tba.errors import ConfigError, Damaged, RunFailed, TBAError, first_line
 from tba.models.file_checks import why_damaged
 from tba.models.folder import why_no_policy
-from tba.runtime import compute_dtype
+from tba.runtime import compute_dtype, nvidia
 
 LOADING = Lock()
 """Held while transformers loads a model. It replaces methods of its classes meanwhile: if two threads load at once, a
@@ -113,9 +113,13 @@ def local_folder(setting: str, path: str | Path, *, revision: str = "main") -> P
 
 
 def resolve_device(device: str, *, setting: str = "model.device") -> torch.device:
-    """Return the device with this name. `auto` is the GPU if there is one, and otherwise the CPU."""
+    """Return the device with this name. `auto` is the GPU if there is one, and otherwise the CPU. Raise ConfigError for
+    `auto` if there are NVIDIA GPUs that torch cannot use."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        nvidia.refuse_cpu(setting, torch.version.cuda, _why_no_gpu())
+        return torch.device("cpu")
     try:
         place = torch.device(device)
     except RuntimeError:
@@ -123,6 +127,15 @@ def resolve_device(device: str, *, setting: str = "model.device") -> torch.devic
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"{setting}: this process may use {torch.cuda.device_count()} GPUs, got {device!r}")
     return place
+
+
+def _why_no_gpu() -> str:
+    """Return the error of torch when it looks for a GPU."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return f"torch {torch.__version__} finds none: {first_line(error)}"
+    return f"torch {torch.__version__} finds none"
 
 
 def computing(model: Any, dtype: str) -> torch.autocast:

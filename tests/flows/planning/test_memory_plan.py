@@ -12,8 +12,7 @@ from flows.commands.arguments import read_changes
 from flows.planning import memory_plan, resolve, role_memory
 from flows.planning.memory_plan import Gpus, fit, fits, nearest, place, table, warning
 from flows.planning.model_sizes import KNOWN, find_model, find_policy
-from flows.supervision import gpus
-from flows.supervision.gpus import Devices, memory_of
+from flows.supervision.gpus import Devices
 from tba.config import Config
 from tba.errors import ConfigError
 from tba.presets import preset
@@ -249,18 +248,6 @@ def test_a_machine_without_gpus_needs_no_plan(machine: list[int]):
         fit(preset("gsm8k").replace({"model.device": "cpu"}), "1x24")
     with pytest.raises(ConfigError, match=r"^--gpus: there are no GPUs of known size on .*, got 'here'$"):
         fit(preset("math"), "here")
-
-
-def test_sizes_are_those_that_the_driver_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho 'GPU-a, 24564'\necho 'GPU-b, 81559'\n")
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert memory_of(["GPU-b", "GPU-a"]) == [81559 * 2**20, 24564 * 2**20]
-    assert memory_of(["MIG-c"]) == []
-    driver.write_text("#!/bin/sh\nexit 9\n")
-    assert memory_of(["GPU-a"]) == []
-    assert gpus.nvidia_devices() == []
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

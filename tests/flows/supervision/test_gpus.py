@@ -14,9 +14,9 @@ import pytest
 
 from flows import cli
 from flows.planning import resolve
-from flows.roles.engines import starting
+from flows.roles.engines import tell_start
 from flows.supervision.background_supervisor import local_launcher
-from flows.supervision.gpus import Devices, parse_listing, usable
+from flows.supervision.gpus import Devices, engine_start, usable
 from flows.supervision.processes import LocalLauncher, NotNow, Role
 from storage.runs.control import change_state
 from storage.runs.events import Events, read_events
@@ -24,10 +24,10 @@ from storage.runs.run import Run
 from tba.config import Config, VLLMEngine
 from tba.errors import ConfigError, RunFailed
 from tba.presets import preset
+from tests.support.flows.device_holder import Hold
 from tests.support.flows.roles import LIMITS, at_work, end_roles, script
 from tests.support.waiting import until
 
-HOLD = "import time; print('held', flush=True); time.sleep(60)"
 ENTER = """
 import time
 from flows.supervision.gpus import engine_start
@@ -36,42 +36,6 @@ with engine_start() as roles:
     print(roles, flush=True)
     time.sleep(60)
 """
-
-
-class Holder:
-    """A process that takes devices as a role does."""
-
-    def __init__(self, devices: Devices, kind: str):
-        held = devices.acquire(kind)
-        assert held is not None
-        self.uuids = "".join(held.uuids)
-        self.process = subprocess.Popen([sys.executable, "-c", HOLD], pass_fds=held.locks, stdout=subprocess.PIPE)
-        held.release()
-        assert self.process.stdout is not None
-        self.process.stdout.readline()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
-
-
-Hold = Callable[..., Holder]
-
-
-@pytest.fixture
-def hold() -> Iterator[Hold]:
-    """Yield a function that takes devices with a process that ends with the test."""
-    holders: list[Holder] = []
-
-    def take(devices: Devices, kind: str = "searcher") -> Holder:
-        holders.append(Holder(devices, kind))
-        return holders[-1]
-
-    yield take
-    for holder in holders:
-        holder.kill()
 
 
 @pytest.fixture
@@ -302,20 +266,29 @@ def test_an_engine_knows_how_many_roles_share_its_gpu(
     assert told(enter("c")) == 1, "which no launcher has given to anybody"
 
 
-def test_an_engine_reports_the_share_of_memory_that_it_takes(
+def test_an_engine_reports_its_share_of_memory_and_its_profile(
     run: Run, tmp_path: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TBA_LOCK_DIR", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a")
     for kind in ("trainer", "searcher", "evaluator"):
         hold(Devices("runs/ours", uuids=["a"]), kind)
-    with starting(preset("gsm8k"), Events(run, "searcher-000", 1)) as roles:
-        assert roles == 3
-    (event,) = read_events(run)
-    assert event["message"] == "vLLM takes 0.2 of the memory of its GPU, which 3 roles share"
-    assert event["data"]["fraction"] == pytest.approx(0.2)
-    with starting(preset("gsm8k").replace({"model.gpu_shifts": True}), Events(run, "searcher-000", 2)) as roles:
-        assert roles == 1, "others leave the GPU before it starts"
+    resolved = {
+        "dtype": "bfloat16", "quantization": "fp8_per_channel", "model_runner": 2, "async_scheduling": True,
+        "compilation": "VLLM_COMPILE", "cuda_graphs": "FULL_AND_PIECEWISE",
+    }  # fmt: skip
+    with engine_start() as roles:
+        tell_start(VLLMEngine(profile="fast"), Events(run, "searcher-000", 1), roles, resolved, on_cpu=False)
+    tell_start(VLLMEngine(), Events(run, "evaluator", 1), 1, resolved | {"quantization": None}, on_cpu=True)
+    event, on_cpu = sorted(read_events(run), key=lambda it: it["role"], reverse=True)
+    assert event["message"] == (
+        "vLLM takes 0.2 of the memory of its GPU, which 3 roles share; profile fast: bfloat16 with linear layers in "
+        "fp8_per_channel, model runner 2, asynchronous scheduling, compilation VLLM_COMPILE, CUDA graphs "
+        "FULL_AND_PIECEWISE"
+    )
+    assert event["data"] == {"fraction": pytest.approx(0.2), "profile": "fast", **resolved}
+    assert on_cpu["message"].startswith("vLLM starts on the CPU; profile default: bfloat16, model runner 2, ")
+    assert on_cpu["data"]["fraction"] is None
 
 
 def test_on_several_gpus_the_one_that_most_roles_share_counts(
@@ -364,14 +337,3 @@ def test_a_link_that_somebody_put_there_does_not_open_our_files_or_folders_to_ev
     Devices("third", folder=tmp_path / "linked", uuids=["GPU-0"]).acquire("searcher")
     assert (own.read_text(), stat.S_IMODE(own.stat().st_mode)) == ("private", 0o600)
     assert stat.S_IMODE(ours.stat().st_mode) == 0o700
-
-
-def test_devices_are_listed_by_the_names_that_cuda_accepts():
-    listing = (
-        "GPU 0: NVIDIA H200 (UUID: GPU-11)\n"
-        "GPU 1: NVIDIA H200 (UUID: GPU-22)\n"
-        "  MIG 1g.18gb     Device  0: (UUID: MIG-33)\n"
-        "  MIG 1g.18gb     Device  1: (UUID: MIG-44)\n"
-    )
-    assert parse_listing(listing) == [["GPU-11"], ["MIG-33", "MIG-44"]]
-    assert parse_listing("No devices found.\n") == []

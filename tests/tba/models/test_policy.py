@@ -18,6 +18,7 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.models.pretrained import resolve_device
 from tba.types import Version
 from tests.support.models.policy_examples import prompt, response
+from tests.support.nvidia import set_gpus
 
 
 def change_weights(policy: Policy) -> None:
@@ -207,6 +208,16 @@ def test_devices_are_resolved_and_impossible_ones_refused():
         resolve_device("quantum")
     with pytest.raises(ConfigError, match="GPUs, got 'cuda:99'"):
         resolve_device("cuda:99")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU that is here")
+def test_the_cpu_is_not_taken_in_silence_where_there_are_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    set_gpus(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError, match=r"task\.options\.victim_device: this machine has NVIDIA GPUs, but torch "):
+        resolve_device("auto", setting="task.options.victim_device")
+    assert resolve_device("cpu").type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert resolve_device("auto").type == "cpu"
 
 
 def test_padding_falls_back_to_eos_where_a_tokenizer_has_no_padding():
