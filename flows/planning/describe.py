@@ -9,8 +9,9 @@ from flows.planning import memory_plan, trainer_memory
 from flows.planning.memory_plan import Gpus
 from flows.planning.model_sizes import find_policy
 from flows.planning.resolve import ask_earlier_run
+from flows.roles.engines import lacks_adapter_kernels
 from storage.queries.difficulty import Known
-from tba.config import Config, OptimizerName, TrainingConfig
+from tba.config import Config, OptimizerName, TrainingConfig, VLLMEngine
 from tba.interfaces import TakesTurns
 from tba.tasks.registry import get_task
 from tba.train.schedules import learning_rate_at
@@ -139,6 +140,11 @@ def _notes(config: Config, known: Known | None) -> Iterator[str]:
             f"that is more than training.tokens_per_micro_batch={budget}"
         )
     yield from _slow_stop(config)
+    if isinstance(config.engine, VLLMEngine) and lacks_adapter_kernels(config):
+        yield (
+            "on a GPU responses come from transformers, which is slower: vLLM serves adapters there only in 16 bits, "
+            "as with model.dtype=bfloat16 model.publish_dtype=bfloat16"
+        )
     if known and len(known.chosen) < training.prompts_per_step:
         yield (
             f"a step draws {training.prompts_per_step} prompts, but there are only {len(known.chosen)}: it draws some "

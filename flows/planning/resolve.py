@@ -18,7 +18,7 @@ from flows.supervision.gpus import usable
 from flows.supervision.webhook import address_of_webhook
 from storage.buffer.sampler import check_sampler, default_sampler
 from storage.queries.difficulty import Known, ask
-from tba.config import Config, CustomEngine
+from tba.config import Config, CustomEngine, VLLMEngine
 from tba.errors import ConfigError
 from tba.models.folder import check_folder
 from tba.models.gguf_files import check_gguf, is_gguf
@@ -61,16 +61,25 @@ def resolve(
         check_rows(config)
     if runs_here and uses_gpus_here and max(config.engine.gpus, config.training.ranks) > 1:
         usable(config, config.engine.gpus, config.training.ranks)
-    if config.engine.name == "vllm":
-        installed = not runs_here or find_spec("vllm") is not None
-        for sampling in (search_sampling(config), evaluation_sampling(config, reads_logps=False)):
-            choose(config, sampling, device="", installed=installed)
+    check_engine(config, runs_here=runs_here, uses_gpus_here=runs_here and uses_gpus_here)
     if runs_here and isinstance(config.engine, CustomEngine):
         load_class("engine.name", config.engine.name)
     read_sampler(config)
     known = ask_earlier_run(config)
     # The URL, unlike a name or a relative path, means the same run on every machine.
     return config.replace({"search.prompts_from": known.url}) if known else config
+
+
+def check_engine(config: Config, *, runs_here: bool, uses_gpus_here: bool) -> None:
+    """Raise ConfigError if the settings demand vLLM, but vLLM cannot do what they ask for."""
+    engine, device = config.engine, config.model.device.partition(":")[0]
+    if not isinstance(engine, VLLMEngine) or (engine.name == "auto" and not engine.quantization):
+        return
+    if device == "auto":  # unknown where the roles run elsewhere
+        device = ("cuda" if usable(config) else "cpu") if uses_gpus_here else ""
+    installed = not runs_here or find_spec("vllm") is not None
+    for sampling in (search_sampling(config), evaluation_sampling(config, reads_logps=False)):
+        choose(config, sampling, device=device, installed=installed)
 
 
 def changed_settings(overrides: Mapping[str, Any] | None, flat: Mapping[str, int | None]) -> set[str]:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from flows.planning import trainer_memory
 from flows.planning.model_sizes import Model, find_model
 from flows.planning.trainer_memory import BYTES
-from tba.config import Config, CustomEngine, TransformersEngine, VLLMEngine
+from flows.roles.engines import lacks_adapter_kernels
+from tba.config import Config, CustomEngine, VLLMEngine
+from tba.generation.vllm_profiles import PROFILES
 from tba.interfaces import Measures, NamesModels
 from tba.tasks.registry import get_task
 
@@ -17,8 +19,6 @@ COMMUNICATION = 0.6e9
 """Bytes that NCCL takes on each GPU of several ranks."""
 GRAPHS = 0.5e9
 """Bytes of the CUDA graphs of an engine."""
-BATCHED = 8192
-"""Tokens that vLLM reads at once."""
 SCORED = 8192
 """Tokens of a row in which the reference's log-probabilities are computed on a GPU."""
 
@@ -58,7 +58,7 @@ def evaluator(config: Config, model: Model, *, total: float, roles: int) -> Part
     task, parts = get_task(config.task), dict(engine(config, model, total=total, roles=roles))
     if isinstance(task, Measures) and task.needs_reference:
         parts["reference"] = scorer(config, model)
-    if not isinstance(config.engine, TransformersEngine):
+    if uses_vllm(config) or isinstance(config.engine, CustomEngine):
         parts["policy for exact log-probabilities"] = scorer(config, model)
     if others := sum(_task_models(config, searches=False)):
         parts["models of the task"] = others
@@ -72,7 +72,8 @@ def parked(config: Config) -> float:
 
 def engine(config: Config, model: Model, *, total: float, roles: int) -> Parts:
     """Return the memory of an engine on each of its GPUs."""
-    if isinstance(config.engine, VLLMEngine):
+    if uses_vllm(config):
+        assert isinstance(config.engine, VLLMEngine)
         if size := config.engine.cache_gigabytes:
             return {"vLLM": least_engine(config, model) - cache(config, model) / config.engine.gpus + size * 2**30}
         return {"vLLM": config.engine.fraction(roles) * total}
@@ -87,10 +88,12 @@ def engine(config: Config, model: Model, *, total: float, roles: int) -> Parts:
 
 def least_engine(config: Config, model: Model) -> float:
     """Return the bytes that vLLM needs at least on each of its GPUs, to generate one response at a time."""
+    assert isinstance(config.engine, VLLMEngine)
+    switches = PROFILES[config.engine.profile]
     sampled = 3 * config.search.batch_responses * model.vocabulary * 4
-    read = BATCHED * (4 * model.hidden + 3 * model.intermediate) * 2
+    read = switches.batched_tokens * (4 * model.hidden + 3 * model.intermediate) * 2
     spread = model.parameters * BYTES[config.model.publish_dtype] + cache(config, model)
-    return spread / config.engine.gpus + sampled + read + GRAPHS + CONTEXT
+    return spread / config.engine.gpus + sampled + read + GRAPHS * switches.cuda_graphs + CONTEXT
 
 
 def cache(config: Config, model: Model) -> float:
@@ -110,7 +113,8 @@ def scorer(config: Config, model: Model) -> float:
 
 
 def uses_vllm(config: Config) -> bool:
-    return isinstance(config.engine, VLLMEngine)
+    """True if engines on a GPU are of vLLM, where it is installed."""
+    return isinstance(config.engine, VLLMEngine) and not lacks_adapter_kernels(config)
 
 
 def _task_models(config: Config, *, searches: bool) -> Iterator[float]:

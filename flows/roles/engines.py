@@ -1,8 +1,8 @@
 """Choose what generates responses on this machine: vLLM if it is installed and suits the settings, else transformers.
 Neither is imported before it is chosen."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +11,7 @@ from flows.supervision.gpus import engine_start
 from storage.runs.events import Events
 from tba.config import Config, CustomEngine, VLLMEngine
 from tba.errors import ConfigError
+from tba.generation.vllm_profiles import Resolved, describe
 from tba.interfaces import Generator
 from tba.runtime.loading import load_class
 
@@ -56,7 +57,10 @@ def open_generator(
     installed = find_spec("vllm") is not None
     size = parameters() if installed and device == "cpu" and config.engine.name == "auto" else 0
     engine = choose(config, sampling, device=device, installed=installed, parameters=size)
-    events.write("engine-chosen", f"responses come from {engine.name}: {engine.why}", engine=engine.name)
+    profile = config.engine.profile if engine.name == "vllm" and isinstance(config.engine, VLLMEngine) else None
+    events.write(
+        "engine-chosen", f"responses come from {engine.name}: {engine.why}", engine=engine.name, profile=profile
+    )
     if isinstance(config.engine, CustomEngine):
         return load_class("engine.name", config.engine.name)(config, adapter)
     common: dict[str, Any] = {
@@ -77,7 +81,8 @@ def open_generator(
             logps="at-one" if sampling.at_one else "uncut" if sampling.reads_logps else "any",
             engine=config.engine,
             parks=config.model.gpu_shifts,
-            starting=(lambda: nullcontext(1)) if device == "cpu" else partial(starting, config, events),
+            starting=(lambda: nullcontext(1)) if device == "cpu" else partial(starting, config),
+            tell=partial(tell_start, config.engine, events, on_cpu=device == "cpu"),
         )
     from tba.generation.transformers_generator import TransformersGenerator
 
@@ -85,14 +90,22 @@ def open_generator(
 
 
 @contextmanager
-def starting(config: Config, events: Events) -> Iterator[int]:
-    assert isinstance(config.engine, VLLMEngine)
-    with engine_start() as sharing:
-        roles = 1 if config.model.gpu_shifts else sharing
-        share = config.engine.fraction(roles)
+def starting(config: Config) -> Iterator[int]:
+    """Let no other engine start meanwhile. Yield how many roles share the GPU at the same time."""
+    with engine_start() as roles:
+        yield 1 if config.model.gpu_shifts else roles
+
+
+def tell_start(engine: VLLMEngine, events: Events, roles: int, resolved: Resolved, *, on_cpu: bool) -> None:
+    """Write an event about an engine that starts: the part of the GPU that it takes, which so many roles share, its
+    profile, and what vLLM makes of the profile."""
+    takes, fraction = "vLLM starts on the CPU", None
+    if not on_cpu:
+        fraction = engine.fraction(roles)
         shared = f", which {roles} roles share" if roles > 1 else ""
-        events.write("engine-starts", f"vLLM takes {share:.2g} of the memory of its GPU{shared}", fraction=share)
-        yield roles
+        takes = f"vLLM takes {fraction:.2g} of the memory of its GPU{shared}"
+    message = f"{takes}; profile {engine.profile}: {describe(resolved)}"
+    events.write("engine-starts", message, fraction=fraction, profile=engine.profile, **resolved)
 
 
 def choose(config: Config, sampling: Sampling, *, device: str, installed: bool, parameters: int = 0) -> Engine:
@@ -103,6 +116,11 @@ def choose(config: Config, sampling: Sampling, *, device: str, installed: bool, 
     against = ""
     if not installed:
         against = "vLLM is not installed here (docs/gpus.md)"
+    elif device == "cuda" and lacks_adapter_kernels(config):
+        against = (
+            "vLLM's kernels for adapters compute only in 16 bits on a GPU, but model.dtype is 'float32': "
+            "model.dtype=bfloat16 model.publish_dtype=bfloat16 lets vLLM serve them"
+        )
     elif sampling.lowest < LEAST_TEMPERATURE:
         against = f"vLLM samples at temperatures of at least {LEAST_TEMPERATURE}, but {sampling.lowest:g} is needed"
     elif sampling.highest > MOST_TEMPERATURE:
@@ -114,12 +132,19 @@ def choose(config: Config, sampling: Sampling, *, device: str, installed: bool, 
         )
     if wanted == "vllm" and against:
         raise ConfigError(f"engine.name: {against}, got 'vllm'")
+    quantization = config.engine.quantization if isinstance(config.engine, VLLMEngine) else None
+    if quantization and device in ("cpu", "mps"):
+        raise ConfigError(
+            f"engine.quantization needs an NVIDIA GPU, and this engine would run on {device}, got {quantization!r}"
+        )
     if wanted != "auto":
         return Engine(wanted, "engine.name says so")
     if device == "mps":
         against = against or "vLLM does not run on Apple's GPUs"
     if device == "cpu" and parameters < LEAST_PARAMETERS:
         against = against or "on a CPU vLLM is not faster with small models, and takes longer to start"
+    if against and quantization:
+        raise ConfigError(f"engine.quantization: only vLLM can round weights, but {against}, got {quantization!r}")
     if against and config.engine.gpus > 1:
         raise ConfigError(
             f"engine.tensor_parallel: only vLLM can spread a model over several GPUs, but {against}, got "
@@ -128,6 +153,11 @@ def choose(config: Config, sampling: Sampling, *, device: str, installed: bool, 
     if against:
         return Engine("transformers", against)
     return Engine("vllm", "it is installed, and " + ("the model is large" if device == "cpu" else "there is a GPU"))
+
+
+def lacks_adapter_kernels(config: Config) -> bool:
+    """True if vLLM cannot serve the versions of a run on a GPU, because they are adapters in float32."""
+    return bool(config.model.lora_rank) and config.model.publish_dtype == "float32"
 
 
 def search_sampling(config: Config) -> Sampling:

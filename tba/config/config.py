@@ -22,7 +22,7 @@ from tba.config.operations import AlarmsConfig, LimitsConfig, MetricsConfig, Sta
 from tba.config.rules import rules
 from tba.config.search import SamplingConfig, SearchConfig
 from tba.config.training import EvaluationConfig, SyncConfig, TrainingConfig
-from tba.config.upgrade import upgraded
+from tba.config.upgrade import renamed, upgraded
 from tba.errors import ConfigError
 from tba.objectives import AnyObjective, TrajectoryBalance
 from tba.settings import T, settings
@@ -147,6 +147,7 @@ class Config:
         plain, changes = asdict(self), {**(changes or {}), **sections}
         if unnamed := [key for key in changes if not isinstance(key, str)]:
             raise ConfigError(f"the name of a setting must be text, got {unnamed[0]!r}")
+        changes = renamed(changes)
         for section in KINDS:
             name = _name_among(changes, section)
             if name not in ("", plain[section]["name"]):

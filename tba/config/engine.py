@@ -42,9 +42,17 @@ class VLLMEngine(Engine):
     the memory fraction leaves on a GPU, and 1 on a CPU."""
     tensor_parallel: Positive = 1
     """Number of GPUs that one vLLM engine is spread over."""
-    compile: bool = True
-    """Whether vLLM compiles the model and records CUDA graphs on a GPU. Generation becomes faster, and the engine takes
-    longer to start."""
+    profile: Literal["safe", "default", "fast"] = "default"
+    """Optimisations of vLLM. `safe`: none, so that an engine starts sooner and little can break; use it for a first run
+    on a GPU. `default`: what vLLM chooses by itself, usually a compiled model, CUDA graphs, the second of its model
+    runners and asynchronous scheduling. `fast`: in addition, more tokens of prompts in one step, CUDA graphs also for
+    more than 512 responses, and an error if scheduling cannot be asynchronous. On a CPU nothing is compiled with any
+    profile."""
+    quantization: Literal["fp8"] | None = None
+    """Number format in which vLLM multiplies the weights of linear layers. `fp8` rounds these weights of each version
+    to 8 bits: generation needs less memory and is faster, and its log-probabilities differ more from the trainer's
+    (`greedy_mismatch` in the view `evaluations`). It needs an NVIDIA GPU and `model.publish_dtype=bfloat16`. Unset, the
+    weights stay in `model.publish_dtype`."""
 
     @property
     def gpus(self) -> int:

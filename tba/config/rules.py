@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tba.config.engine import VLLMEngine
 from tba.config.search import SearchConfig
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ Rule = tuple[bool, str]
 
 
 def rules(config: "Config") -> Iterator[Rule]:
-    for topic in (_amounts, _lockstep, _micro_batches, _shifts, _schedules, _weights, _values, _deadlines):
+    for topic in (_amounts, _lockstep, _micro_batches, _shifts, _schedules, _weights, _engine, _values, _deadlines):
         yield from topic(config)
 
 
@@ -161,6 +162,16 @@ def _weights(config: "Config") -> Iterator[Rule]:
         not config.model.lora_rank or sync.whole_every == 1,
         f"sync.whole_every must be 1 where model.lora_rank is set, because adapters are small and differ in most "
         f"bits, got {sync.whole_every}",
+    )
+
+
+def _engine(config: "Config") -> Iterator[Rule]:
+    """Yield the rules about the engine's number format."""
+    quantization = config.engine.quantization if isinstance(config.engine, VLLMEngine) else None
+    yield (
+        quantization is None or config.model.publish_dtype == "bfloat16",
+        f"model.publish_dtype must be 'bfloat16' where engine.quantization is {quantization!r}, because vLLM rounds "
+        f"only 16-bit weights to 8 bits, got {config.model.publish_dtype!r}",
     )
 
 

@@ -3,7 +3,8 @@
 In older runs, one class held the settings of all objectives. Such a run stored all of them, including those of other
 objectives, and stored `own` for a choice that was left to the objective. The same was true of the engines. Runs that do
 not know `training.computed_rows` computed in float32 on every CPU if `training.compute_dtype` was `auto`. Runs that do
-not know `sync.weights_digest` hashed all weights at once.
+not know `sync.weights_digest` hashed all weights at once. Before `engine.profile` there was `engine.compile`: true
+meant `default`, and the profile nearest to false is `safe`.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from dataclasses import fields
 from typing import Any, TypeGuard
 
 from tba.config.kinds import DEFAULTS, kind_of, means
+
+_PROFILES = {True: "default", False: "safe"}
+"""The value of `engine.profile` for each value of `engine.compile`."""
 
 _ONCE_COMMON: Mapping[str, Mapping[str, Any]] = {
     "objective": {
@@ -20,7 +24,7 @@ _ONCE_COMMON: Mapping[str, Mapping[str, Any]] = {
         "normaliser": "own", "penalty": "own", "centre": "policy", "anchor": "own", "value_beta": 0.0, "discount": 1.0,
         "gae_decay": 0.95, "value_share": 0.1, "value_learning_rate": 0.0,
     },
-    "engine": {"memory_fraction": None, "cache_gigabytes": None, "tensor_parallel": 1, "compile": True},
+    "engine": {"memory_fraction": None, "cache_gigabytes": None, "tensor_parallel": 1, "profile": "default"},
 }  # fmt: skip
 """The settings that every objective and every engine once had, with the defaults they had then."""
 
@@ -33,6 +37,8 @@ def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
     value is not the former default, so that `parse` refuses it by name. A section without `name` gets the default
     name."""
     result = dict(plain)
+    if isinstance(engine := result.get("engine"), Mapping):
+        result["engine"] = _with_profile(engine)
     for section in _ONCE_COMMON:
         if isinstance(values := result.get(section), Mapping):
             result[section] = _upgraded(section, {"name": DEFAULTS[section], **values})
@@ -43,6 +49,29 @@ def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(sync, Mapping) and sync.keys() >= _SYNC_ONCE and "weights_digest" not in sync:
         result["sync"] = {**sync, "weights_digest": "whole"}
     return result
+
+
+def renamed(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes of settings by dotted key, with `engine.profile` in place of `engine.compile`."""
+    result: dict[str, Any] = {}
+    for key, value in changes.items():
+        profile = _profile_of(value) if key == "engine.compile" else None
+        result |= {"engine.profile": profile} if profile else {key: value}
+    return result
+
+
+def _with_profile(engine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of an engine with `profile` in place of `compile`. If both are there and contradict each
+    other, return them unchanged, so that `parse` refuses `compile` as unknown."""
+    profile = _profile_of(engine.get("compile"))
+    if profile is None or engine.get("profile", "default") not in ("default", profile):
+        return engine
+    return {**{name: value for name, value in engine.items() if name != "compile"}, "profile": profile}
+
+
+def _profile_of(compiles: Any) -> str | None:
+    """Return the profile that a value of `engine.compile` meant, or None if it is no such value."""
+    return next((profile for value, profile in _PROFILES.items() if means(compiles, value)), None)
 
 
 def _is_of_older_run(training: Any) -> TypeGuard[Mapping[str, Any]]:

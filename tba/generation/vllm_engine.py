@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable, Mapping
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from multiprocessing import resource_tracker
@@ -17,27 +18,34 @@ from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissing
 
 from tba.errors import ConfigError, RunFailed
 from tba.generation.vllm_plugin import OURS
+from tba.generation.vllm_profiles import Resolved, resolved
 from tba.models.file_checks import check_files, read_object
 
 CPU_CACHE = 1.0  # gigabytes for keys and values on a CPU, whose memory other processes use too
 CPU_BLOCK = 32  # tokens; responses share whole blocks of a prompt. vLLM's 128 on a CPU are longer than many prompts
 
 
-def start_engine(arguments: EngineArgs, *, on_cpu: bool) -> LLMEngine:
+def start_engine(
+    arguments: EngineArgs, *, on_cpu: bool, variables: Mapping[str, str], tell: Callable[[Resolved], None]
+) -> LLMEngine:
     """Start an engine in its own process, which ignores SIGTERM and SIGINT: the role handles these signals and may
-    still need the engine. Raise ConfigError if vLLM cannot serve this model with these arguments, and RunFailed if the
-    engine does not start."""
+    still need the engine. `variables` are environment variables that choose between implementations of vLLM. `tell`
+    hears what vLLM has made of the arguments before the process starts. Raise ConfigError if vLLM cannot serve this
+    model with these arguments, and RunFailed if the engine does not start."""
     # The resource tracker unblocks signals when it starts. It would otherwise start together with the engine, when
     # they must be blocked.
     resource_tracker.ensure_running()
     os.environ |= {OURS: "cpu" if on_cpu else "gpu", "VLLM_NO_USAGE_STATS": "1"}
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    os.environ |= variables  # the role's own process reads them for as long as the engine runs
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else every engine binds itself to the same cores
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
-        engine = LLMEngine.from_vllm_config(arguments.create_engine_config(), disable_log_stats=True)
+        config = arguments.create_engine_config()
+        tell(resolved(config))
+        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"engine.name: vLLM cannot serve this model with these settings: {error}; try transformers"

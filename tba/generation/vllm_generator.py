@@ -7,6 +7,7 @@ prompt; requests of different versions never do.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from tba.generation.version_folder import describe, is_gone, shapes_of
 from tba.generation.vllm_adapters import EngineAdapters, adapter_arguments
 from tba.generation.vllm_engine import CPU_BLOCK, CPU_CACHE, check_served, end_engine, generation_config, start_engine
 from tba.generation.vllm_plugin import FROM_FOLDER
+from tba.generation.vllm_profiles import PROFILES, Resolved, Switches, switch_arguments, switch_variables
 from tba.generation.vllm_requests import EngineRequests
 from tba.models.adapters import Adapter
 from tba.models.pretrained import end_tokens
@@ -43,8 +45,10 @@ class VLLMGenerator:
     - "any": log-probabilities of the sampled distribution. All requests are accepted, but the log-probabilities of
       sampled responses must not be used.
 
-    `starting` is the context in which an engine starts; its value is the number of roles that share the GPU. With
-    `parks`, an engine on a GPU can be parked; its memory then comes from an allocator of vLLM that can free it.
+    `starting` is the context in which an engine starts; its value is the number of roles that share the GPU. `tell` is
+    called in this context, with this number and with what vLLM has made of the engine's arguments. `switches` replaces
+    the optimisations of `engine.profile`. With `parks`, an engine on a GPU can be parked; its memory then comes from an
+    allocator of vLLM that can free it.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class VLLMGenerator:
         engine: VLLMEngine | None = None,
         trust_remote_code: bool = False,
         starting: Callable[[], AbstractContextManager[int]] = lambda: nullcontext(1),
+        tell: Callable[[int, Resolved], None] = lambda roles, resolved: None,
+        switches: Switches | None = None,
         adapter: Adapter | None = None,
         parks: bool = False,
     ):
@@ -68,7 +74,8 @@ class VLLMGenerator:
         self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
         self.max_tokens = max_prompt_tokens + max_response_tokens
         self.logps: LogpsMode = logps
-        self.config, self.starting = engine or VLLMEngine(), starting
+        self.config, self.starting, self.tell = engine or VLLMEngine(), starting, tell
+        self.switches = switches or PROFILES[self.config.profile]
         self.version: Version | None = None
         self._requests: EngineRequests | None = None  # set while an engine runs
         self._adapters: EngineAdapters | None = None  # set while an engine runs, if versions are adapters
@@ -124,7 +131,12 @@ class VLLMGenerator:
         ends = end_tokens(generation_config(folder, self.trust_remote_code), tokenizer)
         self.close()
         with self.starting() as roles:
-            engine = start_engine(self.engine_arguments(folder, roles), on_cpu=self.on_cpu)
+            engine = start_engine(
+                self.engine_arguments(folder, roles),
+                on_cpu=self.on_cpu,
+                variables=switch_variables(self.switches),
+                tell=partial(self.tell, roles),
+            )
         self._requests = EngineRequests(
             engine, tokenizer=tokenizer, ends=ends, max_response_tokens=self.max_response_tokens
         )
@@ -140,11 +152,12 @@ class VLLMGenerator:
             trust_remote_code=self.trust_remote_code,
             max_model_len=self.max_tokens,
             max_num_seqs=self.batch_responses,
-            max_num_batched_tokens=max(8192, self.batch_responses, self.max_tokens if on_cpu else 0),
+            max_num_batched_tokens=max(
+                self.switches.batched_tokens, self.batch_responses, self.max_tokens if on_cpu else 0
+            ),
             enable_chunked_prefill=not on_cpu,  # needs to undo seeded draws, which vLLM cannot do on a CPU
             enable_prefix_caching=True,
             block_size=CPU_BLOCK if on_cpu else None,
-            enforce_eager=on_cpu or not self.config.compile,
             gpu_memory_utilization=self.config.fraction(roles),
             kv_cache_memory_bytes=int(cache * 2**30) if cache else None,
             tensor_parallel_size=self.config.tensor_parallel,
@@ -153,6 +166,7 @@ class VLLMGenerator:
             generation_config="vllm",  # every setting of sampling is given with each request
             disable_log_stats=True,
             enable_sleep_mode=self.parks,
+            **switch_arguments(self.switches, self.config, on_cpu=on_cpu, batch_responses=self.batch_responses),
             **(adapter_arguments(self.adapter) if self.adapter else {}),
         )
 

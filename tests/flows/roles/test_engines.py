@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from flows.planning import resolve
+from flows.planning import resolve, role_memory
+from flows.planning.describe import describe
+from flows.planning.model_sizes import KNOWN
 from flows.roles.engines import LEAST_PARAMETERS, choose, evaluation_sampling, search_sampling
 from tba.config import Config
 from tba.errors import ConfigError
@@ -108,6 +110,59 @@ def test_what_vllm_cannot_do_is_refused_before_anything_starts(monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"engine\.name: vLLM is not installed here"):
         resolve.resolve("quickstart", {"engine.name": "vllm"})
     assert resolve.resolve("quickstart", {"engine.name": "vllm"}, runs_here=False).engine.name == "vllm"
+
+
+ADAPTERS = {"model.lora_rank": 16, "model.dtype": "float32", "model.publish_dtype": "float32"}
+IN_16_BITS = {**ADAPTERS, "model.dtype": "bfloat16", "model.publish_dtype": "bfloat16"}
+
+
+def test_adapters_in_float32_are_left_to_transformers_on_a_gpu_or_refused():
+    """vLLM's Triton kernels for adapters assert 16 bits, in the first batch."""
+    name, why = chosen(**ADAPTERS)
+    assert name == "transformers" and "model.dtype=bfloat16 model.publish_dtype=bfloat16 lets vLLM serve them" in why
+    with pytest.raises(
+        ConfigError, match=r"^engine\.name: vLLM's kernels for adapters .*model\.dtype=bfloat16 .*'vllm'$"
+    ):
+        chosen(**ADAPTERS, engine__name="vllm")
+    with pytest.raises(ConfigError, match=r"^engine\.tensor_parallel: .*model\.dtype=bfloat16 .*, got 2$"):
+        chosen(**ADAPTERS, engine__tensor_parallel=2)
+    assert chosen(**IN_16_BITS)[0] == "vllm"
+    assert chosen("cpu", **ADAPTERS, engine__name="vllm")[0] == "vllm"
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_adapters_in_float32_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch, device: str):
+    monkeypatch.setattr(resolve, "find_spec", lambda name: object())
+    monkeypatch.setattr(resolve, "usable", lambda config, *counts: ["GPU-0"])
+    wanted = {**ADAPTERS, "engine.name": "vllm", "model.device": device}
+    with pytest.raises(ConfigError, match=r"engine\.name: vLLM's kernels for adapters"):
+        resolve.resolve("quickstart", wanted)
+    assert resolve.resolve("quickstart", {**wanted, **IN_16_BITS}).engine.name == "vllm"
+    assert resolve.resolve("quickstart", {**wanted, "model.device": "cpu"}).engine.name == "vllm"
+
+
+def test_the_plan_and_the_description_of_a_run_know_that_transformers_serves_adapters_in_float32():
+    config = preset("gsm8k").replace(ADAPTERS)
+    note = "on a GPU responses come from transformers, which is slower"
+    assert note in describe(config) and note not in describe(config.replace(IN_16_BITS))
+    assert not role_memory.uses_vllm(config) and role_memory.uses_vllm(config.replace(IN_16_BITS))
+    model = KNOWN["realtreetune/rho-1b-sft-GSM8K"]
+    for it, parts in ((config, {"policy", "keys and values"}), (config.replace(IN_16_BITS), {"vLLM"})):
+        assert parts <= set(role_memory.searcher(it, model, total=80 * 2**30, roles=1))
+
+
+def test_rounded_weights_are_refused_wherever_the_engine_would_not_round_them(monkeypatch: pytest.MonkeyPatch):
+    rounded = {"engine.quantization": "fp8", "model.publish_dtype": "bfloat16"}
+    assert chosen(**rounded)[0] == "vllm"
+    for name in ("auto", "vllm"):
+        with pytest.raises(ConfigError, match=r"^engine\.quantization needs an NVIDIA GPU, .* on cpu, got 'fp8'$"):
+            chosen("cpu", **rounded, engine__name=name, parameters=LEAST_PARAMETERS)
+    with pytest.raises(ConfigError, match=r"^engine\.quantization: only vLLM .* not installed here .*, got 'fp8'$"):
+        chosen(**rounded, installed=False)
+    monkeypatch.setattr(resolve, "find_spec", lambda name: object())
+    with pytest.raises(ConfigError, match=r"engine\.quantization needs an NVIDIA GPU"):
+        resolve.resolve("quickstart", {**rounded, "model.device": "cpu"})
+    assert resolve.resolve("quickstart", rounded, runs_here=False).model.publish_dtype == "bfloat16"
 
 
 def test_at_temperature_1_vllm_has_the_right_log_probabilities_for_any_top_p():

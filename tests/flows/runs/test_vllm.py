@@ -41,7 +41,7 @@ SETTINGS = {
     **TINY,
     "engine.name": "vllm",
     "engine.cache_gigabytes": 0.25,
-    "engine.compile": False,  # compiling takes a minute on a GPU
+    "engine.profile": "safe",  # compiling takes a minute on a GPU
     "sync.every": 2,
     "sync.lag": 0,  # so that the searcher adopts every version
     "sync.keep_versions": STEPS,
@@ -80,10 +80,13 @@ def test_the_run_is_whole_and_every_role_reports_its_engine(finished: Run):
         off = "select count(distinct version), max(value) from evaluations where metric = 'greedy_mismatch_max'"
         [(versions, mismatch)] = con.execute(off).fetchall()
         chosen = con.execute("select role, life, message from events where kind = 'engine-chosen'").fetchall()
-        taken = con.execute("select distinct message from events where kind = 'engine-starts'").fetchall()
+        starts = con.execute("select distinct message, data from events where kind = 'engine-starts'").fetchall()
     assert versions >= 2 and 0 < mismatch < SIMILAR / 2
+    plain = {"profile": "safe", "model_runner": 1, "async_scheduling": False, "compilation": "NONE",
+             "cuda_graphs": "NONE", "dtype": "float32", "quantization": None}  # fmt: skip
+    assert starts and all(plain.items() <= json.loads(data).items() for _, data in starts)
     if torch.cuda.device_count() == 1:
-        assert taken == [("vLLM takes 0.2 of the memory of its GPU, which 3 roles share",)]
+        assert all(it.startswith("vLLM takes 0.2 of the memory of its GPU, which 3 roles share;") for it, _ in starts)
     said = "responses come from vllm: engine.name says so"
     assert sorted(chosen) == [("evaluator", 1, said), ("searcher-000", 1, said), ("searcher-000", 2, said)]
 

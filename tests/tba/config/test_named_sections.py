@@ -1,6 +1,7 @@
 """The sections `objective` and `engine`, whose settings depend on a name, also as older runs stored them."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -93,9 +94,40 @@ def test_text_that_means_the_former_default_is_as_good_as_none():
     changes = {"objective.name": "grpo", "objective.target_temperature_start": "1",
                "objective.target_temperature_steps": "1", "objective.log_z": "group"}  # fmt: skip
     assert preset("redteam").replace(changes).objective == GRPO()
-    assert Config().replace({"engine.name": "transformers", "engine.compile": "true"}).engine == TransformersEngine()
-    with pytest.raises(ConfigError, match=r"engine\.compile does not apply to 'transformers', got 'false'"):
-        Config().replace({"engine.name": "transformers", "engine.compile": "false"})
+    assert Config().replace({"engine.name": "transformers", "engine.profile": "default"}).engine == TransformersEngine()
+    with pytest.raises(ConfigError, match=r"engine\.profile does not apply to 'transformers', got 'safe'"):
+        Config().replace({"engine.name": "transformers", "engine.profile": "safe"})
+
+
+# --- engine.compile, which engine.profile has replaced ---
+
+
+@pytest.mark.parametrize(
+    ("compiles", "profile"), [(True, "default"), (False, "safe"), ("true", "default"), ("false", "safe")]
+)
+def test_a_stored_run_and_a_change_may_say_compile_instead_of_profile(compiles: Any, profile: str):
+    stored = {"engine": {"name": "vllm", "compile": compiles, "tensor_parallel": 2}}
+    assert (
+        parse(stored).engine
+        == parse_known(stored).engine
+        == VLLMEngine(name="vllm", tensor_parallel=2, profile=profile)
+    )
+    assert Config().replace({"engine.compile": compiles}).engine == VLLMEngine(profile=profile)
+    assert Config().replace({"engine": {"compile": compiles}}).engine == VLLMEngine(profile=profile)
+
+
+def test_an_engine_without_profiles_may_have_stored_that_it_compiles():
+    assert parse({"engine": {"name": "transformers", "compile": True}}).engine == TransformersEngine()
+    with pytest.raises(ConfigError, match=r"engine\.profile does not apply to 'transformers', got 'safe'"):
+        parse({"engine": {"name": "transformers", "compile": False}})
+
+
+def test_a_compile_that_contradicts_the_profile_or_means_nothing_is_refused():
+    for engine in ({"profile": "fast", "compile": False}, {"compile": "perhaps"}):
+        with pytest.raises(ConfigError, match=r"unknown setting 'engine\.compile'"):
+            parse({"engine": engine})
+    with pytest.raises(ConfigError, match=r"unknown setting 'engine\.compile'"):
+        Config().replace({"engine.compile": "perhaps"})
 
 
 def test_options_belong_to_the_class_that_takes_them():

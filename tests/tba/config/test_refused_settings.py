@@ -93,8 +93,15 @@ def test_an_unknown_setting_is_refused_by_name(change, says):
         ({"objective.name": "ppo2"}, "objective.name"),
         ({"sync.lag": -1}, "sync.lag"),
         (
-            {"engine.name": "transformers", "engine.compile": False},
-            "engine.compile does not apply to 'transformers', got False",
+            {"engine.name": "transformers", "engine.profile": "fast"},
+            "engine.profile does not apply to 'transformers', got 'fast'",
+        ),
+        ({"engine.profile": "quick"}, "engine.profile must be 'safe', 'default' or 'fast', got 'quick'"),
+        ({"engine.quantization": "int8"}, "engine.quantization must be 'fp8', got 'int8'"),
+        (
+            {"engine.quantization": "fp8"},
+            "model.publish_dtype must be 'bfloat16' where engine.quantization is 'fp8', because vLLM rounds only "
+            "16-bit weights to 8 bits, got 'float32'",
         ),
         (
             {"sync.lag": 0, "search.prompts_per_round": 128, "engine.in_flight": "update"},
