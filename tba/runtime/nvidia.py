@@ -107,7 +107,7 @@ def fault(cuda: str | None) -> str:
     """Return why a torch that is built for this version of CUDA cannot use the GPUs of this machine, and what to do.
     Return an empty text if no reason is known."""
     if cuda is None:
-        return "torch is built without CUDA: `make install-gpu` installs the build for GPUs"
+        return "torch is built without CUDA: `make install-gpu` installs a build with CUDA, if pip takes it from PyPI"
     least = LEAST_DRIVERS.get(int(cuda.partition(".")[0]), 0)
     for gpu in query_gpus():
         major = gpu.driver.partition(".")[0]
