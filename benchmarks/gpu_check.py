@@ -31,6 +31,8 @@ from tba.runtime import nvidia
 
 ROOT = Path(__file__).parents[1]
 TESTS = ["tests/test_devices.py"]
+TESTS_OF_PROFILES = ["tests/tba/generation/test_vllm_profile_engines.py"]
+"""They begin with the profile `safe` and then switch each optimisation of vLLM on alone."""
 TESTS_OF_VLLM = [
     "tests/tba/generation/test_vllm_generator.py",
     "tests/tba/generation/test_vllm_processes.py",
@@ -87,6 +89,7 @@ def check(folder: Path, limit: float, *, with_vllm: bool, record: dict[str, Any]
     for command in MEASUREMENTS:
         store(command[0], run([sys.executable, "-m", *command, "--out", str(folder)], limit))
     if with_vllm:
+        store("tests of vLLM's profiles", run_tests(TESTS_OF_PROFILES, limit))
         store("tests of vLLM", run_tests(TESTS_OF_VLLM, limit))
         for command in MEASUREMENTS_OF_VLLM:
             store(command[0], run([sys.executable, "-m", *command, "--out", str(folder)], limit))

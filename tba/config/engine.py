@@ -46,8 +46,8 @@ class VLLMEngine(Engine):
     """Optimisations of vLLM. `safe`: none, so that an engine starts sooner and little can break; use it for a first run
     on a GPU. `default`: what vLLM chooses by itself, usually a compiled model, CUDA graphs, the second of its model
     runners and asynchronous scheduling. `fast`: in addition, more tokens of prompts in one step, CUDA graphs also for
-    more than 512 responses, and an error if scheduling cannot be asynchronous. On a CPU nothing is compiled with any
-    profile."""
+    more than 512 responses, and an error if scheduling cannot be asynchronous. On a CPU vLLM neither
+    compiles nor schedules ahead, with any profile."""
     quantization: Literal["fp8"] | None = None
     """Number format in which vLLM multiplies the weights of linear layers. `fp8` rounds these weights of each version
     to 8 bits: generation needs less memory and is faster, and its log-probabilities differ more from the trainer's

@@ -28,7 +28,7 @@ class Switches(NamedTuple):
 
 
 PLAIN = Switches(first_runner=True, async_scheduling=False, compiled=False, cuda_graphs=False)
-"""Without any optimisation. Engines on a CPU run almost like this, so most tests do too."""
+"""Without any optimisation. Engines on a CPU always run like this, so all tests without a GPU do too."""
 PROFILES: Mapping[str, Switches] = {
     "safe": PLAIN,
     "default": Switches(),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check import ROOT, TESTS, TESTS_OF_VLLM, run, run_tests
+from benchmarks.gpu_check import ROOT, TESTS, TESTS_OF_PROFILES, TESTS_OF_VLLM, run, run_tests
 from tests.support.devices import HAS_GPU
 from tests.support.waiting import until
 
@@ -62,4 +62,4 @@ def running(pid: int) -> bool:
 
 
 def test_all_files_that_the_command_names_exist():
-    assert all((ROOT / path).exists() for path in [*TESTS, *TESTS_OF_VLLM])
+    assert all((ROOT / path).exists() for path in [*TESTS, *TESTS_OF_PROFILES, *TESTS_OF_VLLM])

@@ -1,7 +1,8 @@
 """Prompts, versions and generators for vLLM."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -32,10 +33,11 @@ def version_folders(root: Path) -> dict[Version, Path]:
     return {version: served_folder(root / str(version), seed=seed) for seed, version in enumerate((V0, V1, V2))}
 
 
-def make_generator(**engine: Any) -> Any:
+def make_generator(*, options: Mapping[str, Any] = MappingProxyType({}), **engine: Any) -> Any:
     from tba.generation.vllm_generator import VLLMGenerator
 
     return VLLMGenerator(
+        **options,
         on_cpu=ON_CPU,
         batch_responses=64,
         max_prompt_tokens=MOST - LONG,
