@@ -174,7 +174,7 @@ class EngineScorer:
             generation_config="vllm", disable_log_stats=True,
         )  # fmt: skip
         began = time.perf_counter()
-        self.engine = start_engine(arguments, on_cpu=on_cpu)
+        self.engine = start_engine(arguments, on_cpu=on_cpu, variables={}, tell=lambda resolved: None)
         self.seconds_of_start = time.perf_counter() - began
         self.sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
 

@@ -47,7 +47,7 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from benchmarks.harness.tiny_models import tiny_tokenizer  # noqa: E402
 from storage.runs.run import Run  # noqa: E402
 from storage.weights.versions import Versions  # noqa: E402
-from tba.models.policy import Policy  # noqa: E402
+from tba.models.policy import Policy, Snapshot  # noqa: E402
 from tba.models.saving import weight_files  # noqa: E402
 from tba.models.saving.weight_digests import whole_digest  # noqa: E402
 from tba.types import Version  # noqa: E402
@@ -162,6 +162,7 @@ class SeparatePasses:
         folder, stored = self.folder / f"scratch-{number}", self.folder / f"stored-{number}"
         with stage("copy"):
             snapshot = policy.snapshot()
+            assert isinstance(snapshot, Snapshot)
         with stage("digest"):
             whole_digest(snapshot.model.state_dict())
         with stage("write"):

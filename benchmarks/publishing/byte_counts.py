@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +48,7 @@ _real_sha256, _real_file_digest, _real_memmap = hashlib.sha256, hashlib.file_dig
 
 
 def install() -> None:
-    def file_digest(file: BinaryIO, kind: Any) -> Any:
+    def file_digest(file: Any, kind: Any) -> Any:
         result = _real_file_digest(file, kind)
         _add("hashed", file.tell())
         return result

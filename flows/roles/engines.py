@@ -1,8 +1,8 @@
 """Choose what generates responses on this machine: vLLM if it is installed and suits the settings, else transformers.
 Neither is imported before it is chosen."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -68,7 +68,7 @@ class Learner:
             self.attention_pads_because = "" if self.padded_because else why_attention_pads(policy.model)
         at_rest(policy.model)
         self.packs = not self.padded_because
-        self.parking = Parking(self.held)
+        self.parking = Parking(lambda: _held_by(self))
 
     def restore(self, state: TrainingState) -> None:
         """Restore the optimizer, the random state, the reference and the second model from a checkpoint. The policy's
@@ -98,10 +98,6 @@ class Learner:
 
     def snapshot(self) -> Snapshot | AdapterSnapshot:
         return self.policy.snapshot()
-
-    def held(self) -> list[Owner]:
-        reference = [self.reference.model] if self.reference else []
-        return [*reference, *(owner for it in self.all_trained() for owner in (it.model, it.optimizer))]
 
     def collate(self, fetched: Fetched) -> Batch:
         return collate(
@@ -256,6 +252,12 @@ class Learner:
         if due and objective.reset_optimizer:
             for it in self.all_trained():
                 it.optimizer.state.clear()
+
+
+def _held_by(learner: Learner) -> list[Owner]:
+    """Return the models and optimizers of a learner."""
+    reference = [learner.reference.model] if learner.reference else []
+    return [*reference, *(owner for it in learner.all_trained() for owner in (it.model, it.optimizer))]
 
 
 def _known(outcome: Outcome) -> Outcome:

@@ -14,7 +14,7 @@ import pytest
 
 from flows import cli
 from flows.planning import resolve
-from flows.roles.engines import tell_start
+from flows.roles.engines import starting, tell_start
 from flows.supervision.background_supervisor import local_launcher
 from flows.supervision.gpus import Devices, engine_start, usable
 from flows.supervision.processes import LocalLauncher, NotNow, Role
@@ -289,6 +289,17 @@ def test_an_engine_reports_its_share_of_memory_and_its_profile(
     assert event["data"] == {"fraction": pytest.approx(0.2), "profile": "fast", **resolved}
     assert on_cpu["message"].startswith("vLLM starts on the CPU; profile default: bfloat16, model runner 2, ")
     assert on_cpu["data"]["fraction"] is None
+
+
+def test_an_engine_that_takes_shifts_has_the_gpu_to_itself(hold: Hold, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TBA_LOCK_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a")
+    for kind in ("trainer", "searcher", "evaluator"):
+        hold(Devices("runs/ours", uuids=["a"]), kind)
+    with starting(preset("gsm8k")) as roles:
+        assert roles == 3
+    with starting(preset("gsm8k").replace({"model.gpu_shifts": True})) as roles:
+        assert roles == 1
 
 
 def test_on_several_gpus_the_one_that_most_roles_share_counts(
