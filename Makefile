@@ -84,10 +84,10 @@ PARALLEL := -n 4 --dist loadscope --no-loadscope-reorder
 test test-long test-laptop test-vllm: export PYTHONDONTWRITEBYTECODE :=
 
 run: install
-	$(BIN)/python -m flows.stack quickstart
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m flows.stack quickstart
 
 llm: install $(LAPTOP)/.installed $(VLLM)/.installed
-	$(WITH_LAPTOP) $(BIN)/python -m flows.stack reasoning-gym
+	CUDA_VISIBLE_DEVICES= $(WITH_LAPTOP) $(BIN)/python -m flows.stack reasoning-gym
 
 test: install
 	$(BIN)/python -m pytest $(PARALLEL)

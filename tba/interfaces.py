@@ -22,8 +22,6 @@ from tba.types import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from tba.fetched import Fetched  # imports NumPy, which the other interfaces do not need
 
 
@@ -94,12 +92,9 @@ class UsedModel(NamedTuple):
 
 @runtime_checkable
 class NamesModels(Protocol):
-    """A task that says which models it will load, so that their memory can be planned, and which are loaded, so that
-    they can leave the GPU between the shifts of a role (`model.gpu_shifts`)."""
+    """A task that says which models it will load, so that their memory can be planned."""
 
     def scoring_models(self) -> Sequence[UsedModel]: ...
-
-    def loaded_models(self) -> "Sequence[nn.Module]": ...
 
 
 class Locate(Protocol):

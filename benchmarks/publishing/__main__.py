@@ -164,6 +164,7 @@ class SeparatePasses:
             snapshot = policy.snapshot()
             assert isinstance(snapshot, Snapshot)
         with stage("digest"):
+            assert isinstance(snapshot, Snapshot)
             whole_digest(snapshot.model.state_dict())
         with stage("write"):
             snapshot.model.to(torch.bfloat16).save_pretrained(folder, max_shard_size=weight_files.FILE_BYTES)  # pyright: ignore

@@ -2,18 +2,17 @@
 
 Two locks decide who is next. A role that wants the GPU first takes the lock of the waiting place, then waits for the
 lock of the GPU, and then leaves the waiting place. So a role that has just ended its shift cannot begin another one
-before the role that was waiting. The kernel releases both locks when their holder dies.
+before the role in the waiting place. The kernel releases both locks when their holder dies.
 """
 
 import fcntl
 import os
-import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 from flows.supervision.gpus import lock_folder, open_lock
-from tba.errors import DeadlinePassed
+from tba.runtime.parking import free_cache
 from tba.runtime.shifts import Parks
 from tba.runtime.waiting import looks
 
@@ -24,18 +23,23 @@ _SILENT = 1.0  # seconds of waiting before the role reports it
 class GpuShifts:
     """The shifts of one role; see `tba.runtime.shifts.Shift`.
 
-    While the role waits, `check` is called, which may raise, and `tell` with the reason. A role that waits more than
-    `deadline` seconds for one shift of another role raises DeadlinePassed. Without a GPU, the roles of the run `run` on
-    this machine take shifts on its CPU.
+    While the role waits, `check` is called, which may raise, and `tell` with the reason. A wait has no deadline: the
+    supervisor ends a role that hangs in its shift. Without a GPU, the roles of the run `run` on this machine take
+    shifts on its CPU.
     """
 
     is_shared = True
 
     def __init__(
-        self, run: str, role: str, *, check: Callable[[], None], tell: Callable[[str], None], deadline: float,
+        self,
+        run: str,
+        role: str,
+        *,
+        check: Callable[[], None],
+        tell: Callable[[str], None],
         folder: Path | None = None,
-    ):  # fmt: skip
-        self.role, self.check, self.tell, self.deadline = role, check, tell, deadline
+    ):
+        self.role, self.check, self.tell = role, check, tell
         self._held: list[Parks] = []
         self._parked: list[Parks] = []
         self._is_on = False
@@ -57,7 +61,7 @@ class GpuShifts:
             fcntl.flock(self._waiting_place, fcntl.LOCK_UN)
         self._is_on = True
         os.ftruncate(self._gpu, 0)
-        os.pwrite(self._gpu, f"{self.role} {time.time_ns()}".encode(), 0)
+        os.pwrite(self._gpu, self.role.encode(), 0)
         while self._parked:
             self._parked.pop().unpark()
 
@@ -67,27 +71,20 @@ class GpuShifts:
         for thing in self._held:
             thing.park()
             self._parked.append(thing)
+        free_cache()
         self._is_on = False
         fcntl.flock(self._gpu, fcntl.LOCK_UN)
 
     def _take(self, lock: int) -> None:
-        seen, since = self._shift(), time.monotonic()
         for waited in looks(float("inf"), every=_LOOK_EVERY):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 self.check()
-            if (shift := self._shift()) != seen:
-                seen, since = shift, time.monotonic()
-            holder = seen.partition(" ")[0] or "another role"
-            if time.monotonic() - since > self.deadline:
-                raise DeadlinePassed(
-                    f"a shift of {holder} on the GPU has not ended after {self.deadline:g} s (limits.data_deadline)"
-                )
             if waited > _SILENT:
-                self.tell(f"waiting {waited:.0f} s for the GPU, which {holder} uses")
+                self.tell(f"waiting {waited:.0f} s for the GPU, which {self._holder()} uses")
 
-    def _shift(self) -> str:
-        """Return the name of the role that took the GPU last, and when it did."""
-        return os.pread(self._gpu, 4096, 0).decode(errors="replace")
+    def _holder(self) -> str:
+        """Return the name of the role that took the GPU last."""
+        return os.pread(self._gpu, 4096, 0).decode(errors="replace") or "another role"

@@ -32,13 +32,13 @@ from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import Stopped, StorageError
 from tba.generation.transformers_generator import TransformersGenerator
-from tba.interfaces import Measures, NamesModels, Task, UsesModels
+from tba.interfaces import Measures, Task, UsesModels
 from tba.models.adapters import Adapter
 from tba.models.folder import sizes_of, weight_files
 from tba.models.policy import PolicyScorer
 from tba.runtime import compute_dtype
 from tba.runtime.parking import Parking
-from tba.runtime.shifts import NO_SHIFTS, Shift
+from tba.runtime.shifts import NO_SHIFTS, LendsModels, Shift
 from tba.search.evaluator import Evaluator
 from tba.search.searcher import Searcher, await_reference
 from tba.tasks.guard import asking
@@ -214,8 +214,7 @@ def _config_and_task(run: Run) -> tuple[Config, Task]:
 def _open_shifts(run: Run, config: Config, lease: HeldLease, *, check: Callable[[], None]) -> Shift:
     if not config.model.gpu_shifts:
         return NO_SHIFTS
-    deadline = config.limits.data_deadline
-    return GpuShifts(run.url, lease.role, check=check, tell=lease.tell_status, deadline=deadline)
+    return GpuShifts(run.url, lease.role, check=check, tell=lease.tell_status)
 
 
 def _check_unless_stopped(lease: HeldLease) -> None:
@@ -230,7 +229,7 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell, shift: Shift 
         tell("loading the models that the task scores with")
         with asking(task, "load"):
             task.load(lambda setting, place: model_at(setting, place, run, config, tell))
-        if isinstance(task, NamesModels):
+        if isinstance(task, LendsModels):
             shift.hold(Parking(task.loaded_models))
         shift.end()
 

@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from tba.errors import RunFailed
-from tba.runtime.nvidia import cuda_of_torch, fault, nvidia_devices, query_gpus
+from tba.runtime.nvidia import DEVICE_FILES, cuda_of_torch, fault, nvidia_devices, query_gpus
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
         devices = nvidia_devices()
     except RunFailed as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    if not devices and any(DEVICE_FILES.glob("nvidia[0-9]*")):
+        print("error: there are NVIDIA GPUs here, but no nvidia-smi to ask about their driver", file=sys.stderr)
         return 1
     if not devices:
         print("there are no NVIDIA GPUs here that this process may use, so their driver was not checked")

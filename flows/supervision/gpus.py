@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tba.config import Config
 from tba.errors import ConfigError, RunFailed
-from tba.runtime.nvidia import cuda_of_torch, nvidia_devices, query_gpus, refuse_cpu
+from tba.runtime.nvidia import cuda_of_torch, nvidia_devices, query_gpus, refuse_cpu, torch_finds_gpus
 
 
 class HeldDevices(NamedTuple):
@@ -144,7 +144,7 @@ def usable(config: Config, per_engine: int = 1, ranks: int = 1) -> list[str]:
     """Return the devices of this host that roles with these settings may use. Raise ConfigError if they are too few for
     an engine or for the trainer, or if torch cannot use them and roles would compute on the CPU without a word."""
     if config.model.device == "auto":
-        refuse_cpu("model.device", cuda_of_torch())
+        refuse_cpu("model.device", cuda_of_torch(), torch_works=torch_finds_gpus)
     devices = [] if config.model.device == "cpu" else nvidia_devices()
     if devices and ranks > len(devices):
         raise ConfigError(f"training.ranks: roles may use {len(devices)} GPUs of {socket.gethostname()}, got {ranks}")

@@ -38,12 +38,13 @@ def has_sha256(path: Path, digest: str, *, trusts_marks: bool) -> bool:
     if _is_set(mark):
         return True
     with _locked(mark) as file:
-        if file is not None and file.read(1):
+        if file is not None and _is_set(mark):
             return True  # another process has verified the file meanwhile
         if sha256_of_file(path) != digest:
             return False
         if file is not None and _mark_of(path, digest) == mark:  # the file did not change while it was read
-            file.write(b"1")
+            with suppress(OSError):  # without a mark, the next process verifies the file again
+                file.write(b"1")
     return True
 
 
@@ -69,7 +70,8 @@ def _mark_of(path: Path, digest: str) -> Path | None:
 
 def _is_set(mark: Path) -> bool:
     with suppress(OSError):
-        return mark.stat().st_size > 0
+        about = mark.stat()
+        return about.st_size > 0 and time.time() - about.st_mtime < A_DAY
     return False
 
 

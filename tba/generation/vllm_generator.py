@@ -189,11 +189,13 @@ class VLLMGenerator:
         """Move the weights of the engine to main memory, and free its cache of keys and values. No request may be in
         flight."""
         if self._requests and self.parks:
-            self._requests.engine.sleep(level=1)
+            with _naming_death("was parked"):
+                self._requests.engine.sleep(level=1)
 
     def unpark(self) -> None:
         if self._requests and self.parks:
-            self._requests.engine.wake_up()
+            with _naming_death("was moved back to its GPU"):
+                self._requests.engine.wake_up()
 
     @property
     def tokenizer(self) -> Any:
@@ -242,6 +244,15 @@ def _naming_faults(folder: Path, version: Version) -> Iterator[None]:
         if isinstance(error, TBAError):
             raise
         raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
+
+
+@contextmanager
+def _naming_death(when: str) -> Iterator[None]:
+    """Convert any error of the engine in the `with` block into RunFailed: its memory is in no known state."""
+    try:
+        yield
+    except Exception as error:
+        raise RunFailed(f"the vLLM engine failed when it {when}: {error}") from error
 
 
 def _check_logps(temperature: float, top_p: float, mode: LogpsMode) -> None:

@@ -6,8 +6,9 @@ This module needs only Python itself, so that a machine can be checked before an
 import os
 import shutil
 import subprocess
+import sys
 from ast import literal_eval
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,10 +85,13 @@ def memory_of(uuids: Collection[str]) -> list[int]:
     return [sizes[uuid] for uuid in uuids] if set(uuids) <= set(sizes) else []
 
 
-def refuse_cpu(setting: str, cuda: str | None, found: str = "") -> None:
+def refuse_cpu(
+    setting: str, cuda: str | None, found: str = "", *, torch_works: Callable[[], bool] = lambda: False
+) -> None:
     """Raise ConfigError if this process may use NVIDIA GPUs, but torch would compute on the CPU. The setting has the
     value `auto`. `cuda` is the version of CUDA that torch is built for, or None. `found` is the error of torch, if it
-    is known; without it, only faults count that are known without torch."""
+    is known; without it, only faults count that are known without torch, and only if `torch_works` returns False: a
+    packaged driver, for example, can make a torch work that is too new for the installed one."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return
     listed = bool(_list_devices())
@@ -96,10 +100,10 @@ def refuse_cpu(setting: str, cuda: str | None, found: str = "") -> None:
     why = fault(cuda)
     if not why and listed and not nvidia_devices():
         why = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} names none of them"
-    if why or found:
+    if found or (why and not torch_works()):
         raise ConfigError(
-            f"{setting}: this machine has NVIDIA GPUs, but {why or found}; {setting}=cpu computes on the CPU all the "
-            "same, got 'auto'"
+            f"{setting}: this machine has NVIDIA GPUs, but {why or found}; {setting}=cpu, or CUDA_VISIBLE_DEVICES= "
+            "before a command, computes on the CPU all the same, got 'auto'"
         )
 
 
@@ -130,6 +134,15 @@ def cuda_of_torch() -> str | None:
         if is_assigned and name.partition(":")[0].strip() == "cuda":
             return literal_eval(value.strip())
     return None
+
+
+def torch_finds_gpus() -> bool:
+    """Ask torch, in a process of its own, because it takes seconds to import."""
+    command = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _ask(query: str) -> str:

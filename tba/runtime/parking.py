@@ -45,8 +45,7 @@ class Parking:
             put(moved[memory])
             self.parked.append(Parked(moved[memory], put, tensor.device))
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+            torch.cuda.synchronize()  # until the copies are there
 
     def unpark(self) -> None:
         """Move the tensors back to where they were."""
@@ -56,6 +55,12 @@ class Parking:
             if id(tensor) not in moved:
                 moved[id(tensor)] = tensor.to(home, non_blocking=True)
             put(moved[id(tensor)])
+
+
+def free_cache() -> None:
+    """Give the memory of the GPU that torch keeps for later tensors back to other processes."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def is_away(tensor: Tensor) -> bool:

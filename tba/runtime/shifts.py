@@ -1,6 +1,10 @@
 """What a role sees of a GPU that roles use one after the other (`model.gpu_shifts`)."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Shift(Protocol):
@@ -31,6 +35,13 @@ class Parks(Protocol):
     def unpark(self) -> None:
         """Move back what `park` has moved. This is called before anything else is, and only after `park`."""
         ...
+
+
+@runtime_checkable
+class LendsModels(Protocol):
+    """A task that says which models it has loaded, so that they leave the GPU between shifts."""
+
+    def loaded_models(self) -> "Sequence[nn.Module]": ...
 
 
 class NoShifts:

@@ -1,5 +1,5 @@
-"""The evaluator: it scores chosen versions on held-out prompts while training goes on. Training never waits for the
-evaluator."""
+"""The evaluator: it scores chosen versions on held-out prompts while training goes on. Training does not wait for the
+evaluator, except for a GPU that both use in shifts."""
 
 import math
 import time
@@ -66,11 +66,11 @@ class Evaluator:
         last version of the run is scored."""
         while True:
             self.lease.check()
+            self.shift.end()
             done = self.evaluations.done()
             self.scored = len(done)
             if any(v.number == self.config.last_sync for v in done):
                 return
-            self.shift.end()
             version = self.due(done)
             step = self.adopt(version) if version else None
             if version and step is not None:

@@ -60,6 +60,7 @@ class VersionAdoption:
             self.adopt_newest()
             if self.version:
                 return
+            self.shift.end()  # a version that cannot be loaded has begun it
             status = f"waiting {waited:.0f} s for a version to adopt{self._what_is_damaged}"
             self.progress.lease.tell(status, seconds_wait=waited)
         raise DeadlinePassed(
@@ -75,6 +76,7 @@ class VersionAdoption:
                 self.adopt_newest()
                 if self.version != before:
                     return
+                self.shift.end()
                 self.progress.tell(f"waiting {waited:.0f} s for a version after {before}")
             raise DeadlinePassed(
                 f"no version after {before} for {self.deadline:g} s (limits.data_deadline){self._what_is_damaged}"
@@ -87,6 +89,7 @@ class VersionAdoption:
         with self.progress.timed("wait"):
             newest: Version | None = None
             while not self._has_adopted(number):
+                self.shift.end()
                 for waited in looks(self.deadline):
                     self.progress.check()
                     complete = self.versions.complete()
@@ -159,7 +162,8 @@ class VersionAdoption:
     def _load(self, version: Version, folder: Path) -> None:
         """Load a version into the generator. If the generator is busy, the version stays fetched."""
         with self._reporting(version), suppress(Busy):
-            self.shift.begin()
+            with self.progress.timed("shift"):
+                self.shift.begin()
             self.generator.adopt(folder, version)
             self.version = self.progress.version = version
             self.rounds_begun, self.fetched = 0, None

@@ -147,12 +147,14 @@ class SyncWriter:
         self._prune_versions()
 
     def publish(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
-        with measured(self.times.version), _naming_scratch(self.scratch):
+        with measured(self.times.version):
             self._publish_version(snapshot, sync)
 
     def _publish_version(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
-        folder, before, base = Path(mkdtemp(dir=self.scratch)), self.before, self.base
-        written = snapshot.save(folder, dtype=self.config.model.publish_dtype, before=before)
+        before, base = self.before, self.base
+        with _naming_scratch(self.scratch):
+            folder = Path(mkdtemp(dir=self.scratch))
+            written = snapshot.save(folder, dtype=self.config.model.publish_dtype, before=before)
         version, every = Version(sync, self.attempt), self.config.sync.whole_every
         whole = self.versions.publish(
             version,
@@ -193,10 +195,11 @@ class SyncWriter:
             self._prune_versions()
 
     def _keep(self, copy: Copy, state: TrainingState, admitted: Future[dict[str, Any]]) -> None:
-        where = self.scratch
-        with measured(self.times.checkpoint), _naming_scratch(where), TemporaryDirectory(dir=where) as name:
-            sha256s = copy.snapshot.save(Path(name)).sha256s
-            sha256s |= replace(state, queues=admitted.result()).save(Path(name))
+        queues = admitted.result()
+        with measured(self.times.checkpoint), TemporaryDirectory(dir=self.scratch) as name:
+            with _naming_scratch(self.scratch):
+                sha256s = copy.snapshot.save(Path(name)).sha256s
+                sha256s |= replace(state, queues=queues).save(Path(name))
             self.checkpoints.save(copy.sync, self.attempt, step=copy.step, folder=Path(name), sha256s=sha256s)
         self._check_owner()
         self.checkpoints.prune(self.config.sync.keep_checkpoints)

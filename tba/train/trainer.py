@@ -106,7 +106,9 @@ class Trainer:
                     self.shift.end()
                     self.syncs.check()  # the batch may wait for searchers, which may wait for a version
                 prepared = upcoming.result()
-                self.shift.begin()
+            if self.shift.is_shared:
+                with timed(seconds, "shift"):
+                    self.shift.begin()
             closes = step == config.step_of_sync(config.sync_of_step(step))
             if closes:
                 admitted = self.ahead.admit(config.sync_of_step(step))

@@ -1,12 +1,13 @@
 """The command of `make gpu-check` itself. It runs tests/test_devices.py, the tests of vLLM, and measurements."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check import ROOT, TESTS, TESTS_OF_PROFILES, TESTS_OF_VLLM, run, run_tests
+from benchmarks.gpu_check.__main__ import MEASUREMENTS, ROOT, TESTS, TESTS_OF_PROFILES, TESTS_OF_VLLM, run, run_tests
 from tests.support.devices import HAS_GPU
 from tests.support.waiting import until
 
@@ -63,3 +64,19 @@ def running(pid: int) -> bool:
 
 def test_all_files_that_the_command_names_exist():
     assert all((ROOT / path).exists() for path in [*TESTS, *TESTS_OF_PROFILES, *TESTS_OF_VLLM])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bandwidths", "one_rank", "steps", "versions"])
+def test_each_measurement_works_in_small_on_any_machine(name: str, tmp_path: Path):
+    module = f"benchmarks.gpu_check.{name}"
+    assert [module] in MEASUREMENTS
+    command = [sys.executable, "-m", module, "--small", "--out", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    [path] = tmp_path.iterdir()
+    record = json.loads(path.read_text())
+    away = [it["away"] for it in record.get("optimizers", {}).values()]
+    away += [record["away"]["float32, packed"]["gradient"]] if name == "steps" else []
+    assert all(it < 1e-3 for it in away)
+    assert path.name.startswith(f"gpu-check-{name.replace('_', '-')}-") and record["small"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.roles.gpu_shifts import GpuShifts
-from tba.errors import DeadlinePassed, Stopped
+from tba.errors import Stopped
 from tests.support.waiting import until
 
 
@@ -31,8 +31,8 @@ class Thing:
 def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuShifts]:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
 
-    def make(name: str, *, run: str = "runs/ours", deadline: float = 60.0, check: Callable[[], None] = lambda: None):
-        return GpuShifts(run, name, check=check, tell=print, deadline=deadline, folder=tmp_path)
+    def make(name: str, *, run: str = "runs/ours", check: Callable[[], None] = lambda: None):
+        return GpuShifts(run, name, check=check, tell=print, folder=tmp_path)
 
     return make
 
@@ -122,7 +122,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from flows.roles.gpu_shifts import GpuShifts
-GpuShifts("runs/ours", "searcher-000", check=lambda: None, tell=print, deadline=60, folder=Path(sys.argv[1])).begin()
+GpuShifts("runs/ours", "searcher-000", check=lambda: None, tell=print, folder=Path(sys.argv[1])).begin()
 print("begun", flush=True)
 time.sleep(600)
 """
@@ -155,19 +155,11 @@ def test_a_role_that_is_asked_to_stop_stops_waiting_and_leaves_its_place(role: C
     assert has_begun.wait(10)
 
 
-def test_a_shift_that_never_ends_is_named(role: Callable[..., GpuShifts]):
-    role_that_hangs = role("searcher-001")
-    role_that_hangs.begin()
-    with pytest.raises(DeadlinePassed, match=r"a shift of searcher-001 .* 0\.1 s \(limits\.data_deadline\)"):
-        role("trainer", deadline=0.1).begin()
-    role_that_hangs.end()
-
-
 def test_who_uses_the_gpu_is_told(tmp_path: Path, role: Callable[..., GpuShifts], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("flows.roles.gpu_shifts._SILENT", 0.0)
     trainer, told = role("trainer"), list[str]()
     trainer.begin()
-    waits = GpuShifts("runs/ours", "evaluator", check=lambda: None, tell=told.append, deadline=60, folder=tmp_path)
+    waits = GpuShifts("runs/ours", "evaluator", check=lambda: None, tell=told.append, folder=tmp_path)
     begun(waits)
     until(lambda: bool(told), "a status")
     assert told[0] == "waiting 0 s for the GPU, which trainer uses"

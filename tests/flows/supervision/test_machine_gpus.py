@@ -50,7 +50,7 @@ def test_a_run_does_not_train_on_the_cpu_of_a_machine_with_gpus_unless_it_is_tol
         assert cli.main(["run", "quickstart", "--root", root, *name, *dry]) == cli.BAD_USAGE
         told = capsys.readouterr().err
         assert "error: model.device: this machine has NVIDIA GPUs, but torch is built " in told
-        assert "model.device=cpu computes on the CPU all the same" in told
+        assert "model.device=cpu, or CUDA_VISIBLE_DEVICES= before a command, computes on the CPU" in told
     assert not Path(root).exists()
     with pytest.raises(ConfigError, match=r"model\.device: this machine has NVIDIA GPUs"):
         local_launcher(run, preset("quickstart"))  # as when a run is resumed

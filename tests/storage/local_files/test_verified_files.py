@@ -95,6 +95,13 @@ def test_without_a_cache_every_file_is_read(file: Path, reads: list[Path], tmp_p
     assert len(reads) == 2
 
 
+def test_a_mark_counts_for_a_day(file: Path, reads: list[Path], tmp_path: Path):
+    has_sha256(file, DIGEST, trusts_marks=True)
+    [mark] = (tmp_path / "cache" / KIND).iterdir()
+    os.utime(mark, (time.time() - 2 * 24 * 3600,) * 2)
+    assert has_sha256(file, DIGEST, trusts_marks=True) and len(reads) == 2
+
+
 def test_old_marks_are_removed(file: Path, reads: list[Path], tmp_path: Path):
     has_sha256(file, DIGEST, trusts_marks=True)
     [mark] = (tmp_path / "cache" / KIND).iterdir()

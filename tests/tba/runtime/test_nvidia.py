@@ -97,10 +97,18 @@ def test_a_driver_that_is_too_old_is_told_with_what_to_do(
             refuse_cpu("task.options.victim_device", cuda)
 
 
+def test_a_torch_that_works_is_not_refused_for_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The package of CUDA's forward compatibility brings a newer driver beside the installed one."""
+    set_gpus(monkeypatch, tmp_path, driver="535.0")
+    refuse_cpu("model.device", "13.0", torch_works=lambda: True)
+    with pytest.raises(ConfigError, match="the driver is 535"):
+        refuse_cpu("model.device", "13.0", torch_works=lambda: False)
+
+
 def test_the_cpu_is_refused_only_where_a_process_may_use_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     set_gpus(monkeypatch, tmp_path)
     refuse_cpu("model.device", "13.0")
-    with pytest.raises(ConfigError, match=r"but torch finds none; model\.device=cpu computes on the CPU all the same"):
+    with pytest.raises(ConfigError, match=r"but torch finds none; model\.device=cpu, or CUDA_VISIBLE_DEVICES= before"):
         refuse_cpu("model.device", "13.0", "torch finds none")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(ConfigError, match="but CUDA_VISIBLE_DEVICES=7 names none of them"):

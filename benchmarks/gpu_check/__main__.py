@@ -1,4 +1,4 @@
-"""Check this machine's GPU: run the tests that need a GPU, then the benchmarks.
+"""Check this machine's GPU: run the tests that need a GPU, then the measurements.
 
     python -m benchmarks.gpu_check [--out FOLDER] [--limit SECONDS]
 
@@ -29,7 +29,7 @@ from benchmarks.harness.hardware import hardware, results_file
 from flows.supervision import driver_check
 from tba.runtime import nvidia
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TESTS = ["tests/test_devices.py"]
 TESTS_OF_PROFILES = ["tests/tba/generation/test_vllm_profile_engines.py"]
 """They begin with the profile `safe` and then switch each optimisation of vLLM on alone."""
@@ -39,13 +39,15 @@ TESTS_OF_VLLM = [
     "tests/flows/runs/test_vllm.py",
 ]
 MEASUREMENTS = [
-    ["benchmarks.training", "--only", "GSM8K, shape of Qwen2.5-1.5B", "--repeats", "3"],
-    ["benchmarks.generation"],
+    ["benchmarks.gpu_check.bandwidths"],
+    ["benchmarks.gpu_check.steps"],
+    ["benchmarks.gpu_check.one_rank"],
+    ["benchmarks.gpu_check.roles"],
+    ["benchmarks.gpu_check.versions"],
     ["benchmarks.scoring"],
-    ["benchmarks.weights", "--updates", "20"],
 ]
-MEASUREMENTS_OF_VLLM = [["benchmarks.searching"]]
-LIMIT = 900
+MEASUREMENTS_OF_VLLM = [["benchmarks.gpu_check.engines"], ["benchmarks.searching"]]
+LIMIT = 300
 """Seconds of one stage. A stage that takes longer is ended and counts as failed."""
 
 
