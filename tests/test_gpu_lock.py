@@ -55,7 +55,9 @@ def test_versions_fit_together_as_far_as_their_packages_are_installed_here():
 
 def test_torch_is_built_for_the_cuda_whose_driver_is_checked_before_it_is_installed():
     """`nvidia-cudnn-cu13` is a dependency of the build of torch for CUDA 13."""
-    printed = subprocess.run(["make", "-n", "install-gpu"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["make", "-n", "--no-print-directory", "install-gpu"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     steps = printed.splitlines()
     (cuda,) = re.findall(r"driver_check --cuda (\d+\.\d+)$", steps[0])
     assert PINS["nvidia-cuda-runtime"].startswith(f"{cuda}.") and f"nvidia-cudnn-cu{cuda.partition('.')[0]}" in PINS

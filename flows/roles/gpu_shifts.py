@@ -12,7 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from flows.supervision.gpus import lock_folder, open_lock
-from tba.runtime.parking import free_cache
 from tba.runtime.shifts import Parks
 from tba.runtime.waiting import looks
 
@@ -68,6 +67,8 @@ class GpuShifts:
     def end(self) -> None:
         if not self._is_on:
             return
+        from tba.runtime.parking import free_cache  # imports torch
+
         for thing in self._held:
             thing.park()
             self._parked.append(thing)
