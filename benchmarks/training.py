@@ -47,12 +47,11 @@ import transformers
 from torch.autograd import DeviceType
 from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks import generation
 from benchmarks.generation import write_model
+from benchmarks.gpu_check.stage import LARGE, random_policy
 from benchmarks.harness.hardware import hardware, results_file
-from benchmarks.harness.tiny_models import tiny_tokenizer
 from benchmarks.science.lagged import start_of
 from tba.batches.batching import Batch, prompt_lengths
 from tba.batches.packing import Row, attending, groups_of
@@ -348,7 +347,7 @@ def make_learner(workload: Workload) -> Learner:
         changes["training.groups_per_micro_batch"] = workload.groups_per_micro_batch
     config = replace(preset(workload.preset).replace(changes), objective=TrajectoryBalance())
     if workload.on_gpu:
-        return Learner(config, large_policy(workload))
+        return Learner(config, random_policy(LARGE))
     if not workload.hidden:
         return Learner(config, Policy.load(start_of(config)))
     with tempfile.TemporaryDirectory() as folder:
@@ -360,18 +359,6 @@ def make_learner(workload: Workload) -> Learner:
             Path(folder),
         )  # fmt: skip
         return Learner(config, Policy.load(folder))
-
-
-def large_policy(workload: Workload) -> Policy:
-    """Return a policy with the layers of Qwen2.5-1.5B and random weights, which are made on the GPU."""
-    config = Qwen2Config(
-        vocab_size=workload.vocabulary, hidden_size=workload.hidden, intermediate_size=8960,
-        num_hidden_layers=workload.layers, num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True,
-    )  # fmt: skip
-    device = torch.device("cuda")
-    with device:
-        model = Qwen2ForCausalLM(config)
-    return Policy(model.eval(), tiny_tokenizer(), device)
 
 
 def make_rows(workload: Workload, k: int) -> Fetched:

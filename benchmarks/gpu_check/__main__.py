@@ -26,7 +26,7 @@ import psutil
 import torch
 
 from benchmarks.harness.hardware import hardware, results_file
-from flows.supervision import driver_check
+from flows import driver_check
 from tba.runtime import nvidia
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,6 @@ The policy has half a billion random weights, and learns the sums of `quickstart
 the GPU, that every version is adopted and scored, and that `tba check` finds nothing wrong with what they stored.
 """
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -16,9 +15,11 @@ from typing import Any
 
 import torch
 
+import storage
 from benchmarks.gpu_check import stage
 from benchmarks.gpu_check.stage import MEDIUM, SMALL
 from benchmarks.science.runs import tba_command
+from storage.layout import run_url
 
 SETTINGS = {
     "training.steps": 8, "training.prompts_per_step": 4, "training.groups_per_micro_batch": 4,
@@ -47,15 +48,14 @@ def run_roles(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     began = time.perf_counter()
     ended = told(tba_command("run", "quickstart", *root, "--name", name, changes=settings))
     seconds = round(time.perf_counter() - began, 1)
-    checked = told([sys.executable, "-m", "flows.cli", "check", str(folder / "runs" / "runs" / name)])
-    rows = told([
-        sys.executable, "-m", "flows.cli", "sql", str(folder / "runs" / "runs" / name),
-        "select kind, role, message from events where kind in ('engine-chosen', 'engine-starts', 'failed') order by 1",
-    ])  # fmt: skip
-    scored = re.findall(r"greedy [\d.]+", ended.stdout)
+    url = run_url(str(folder / "runs"), name)
+    checked = told([sys.executable, "-m", "flows.cli", "check", url])
+    with storage.connect(url) as con:
+        events = con.execute("select role, message from events where kind in ('engine-starts', 'failed')").fetchall()
+        scored = con.execute("select step, value from evaluations where metric = 'greedy' order by step").fetchall()
     return {
         "exit_code": ended.returncode, "seconds": seconds, "scored": scored, "check": checked.returncode,
-        "events": rows.stdout.splitlines(), "error": "" if ended.returncode == 0 else ended.stderr[-2000:],
+        "events": events, "error": "" if ended.returncode == 0 else ended.stderr[-2000:],
     }  # fmt: skip
 
 

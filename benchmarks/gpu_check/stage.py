@@ -1,4 +1,4 @@
-"""What the measurements of `gpu_check` have in common: options, a model with the shape of Qwen2.5, and a results file.
+"""The options, the results file and the random models that all measurements of `gpu_check` share.
 
 Each measurement also runs alone, and with --small on any machine, in seconds, to see that it works.
 """

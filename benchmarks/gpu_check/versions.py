@@ -10,6 +10,8 @@ the disk of the system's temporary files.
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +19,32 @@ import torch
 
 from benchmarks.gpu_check import stage
 from benchmarks.gpu_check.stage import LARGE, SMALL
+from benchmarks.publishing.publisher import Publisher
 from storage.runs.run import Run
-from storage.weights.versions import Versions
-from tba.types import Version
 
 
 def measure(small: bool) -> dict[str, Any]:
     policy = stage.random_policy(SMALL if small else LARGE)
-    with tempfile.TemporaryDirectory() as name:
-        folder, before = Path(name), None
+    parameters = list(policy.model.parameters())
+    seconds = [dict[str, float](), dict[str, float]()]
+    with tempfile.TemporaryDirectory() as folder:
         os.environ["TBA_CACHE"] = f"{folder}/cache"
-        run = Run.create(str(folder), "versions", config={}, sampler_sql="", code_version="")
-        scratch = Path(run.url) / ".scratch"
-        scratch.mkdir()
-        found = list[dict[str, float]]()
+        run = Run.create(folder, "versions", config={}, sampler_sql="", code_version="")
+        (scratch := Path(run.url) / ".scratch").mkdir()
+        publisher = Publisher(run, scratch)
         for number in (0, 1):
-            seconds = dict[str, float]()
-            began = time.perf_counter()
 
-            def done(what: str, seconds: dict[str, float] = seconds) -> None:
-                nonlocal began
-                now = time.perf_counter()
-                seconds[what], began = round(now - began, 3), now
+            @contextmanager
+            def timed(name: str, seconds: dict[str, float] = seconds[number]) -> Iterator[None]:
+                began = time.perf_counter()
+                yield
+                seconds[name] = round(time.perf_counter() - began, 3)
 
-            snapshot = policy.snapshot()
-            done("copy")
-            digest = snapshot.sha256
-            done("digest")
-            written = snapshot.save(scratch / str(number), dtype="bfloat16", before=before)
-            done("write")
-            Versions(run).publish(
-                Version(number, 1), step=number, folder=scratch / str(number), weights_sha256=digest,
-                changed_share=written.changed_share, sha256s=written.sha256s,
-            )  # fmt: skip
-            done("store")
-            Versions(run).load(Version(number, 1))
-            done("verify")
-            found.append(seconds)
-            before = scratch / str(number)
+            publisher.publish(policy, number, timed)
             with torch.no_grad():
-                for it in policy.model.parameters():
+                for it in parameters:
                     it.mul_(1.01)
-        files = [path.stat().st_size for path in (scratch / "1").iterdir()]
-        return {"gigabytes": round(sum(files) / 1e9, 2), "files": len(files), "seconds": found}
+    return {"gigabytes": round(2 * sum(it.numel() for it in parameters) / 1e9, 2), "seconds": seconds}
 
 
 if __name__ == "__main__":

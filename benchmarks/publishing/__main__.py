@@ -27,11 +27,10 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from benchmarks.publishing import byte_counts
 from benchmarks.publishing.byte_counts import Counts, counting
@@ -45,12 +44,11 @@ from safetensors import safe_open  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from benchmarks.harness.tiny_models import tiny_tokenizer  # noqa: E402
+from benchmarks.publishing.publisher import Publisher, Stage  # noqa: E402
 from storage.runs.run import Run  # noqa: E402
-from storage.weights.versions import Versions  # noqa: E402
 from tba.models.policy import Policy, Snapshot  # noqa: E402
 from tba.models.saving import weight_files  # noqa: E402
 from tba.models.saving.weight_digests import whole_digest  # noqa: E402
-from tba.types import Version  # noqa: E402
 
 WHO = ("separate", "ours")
 STAGES = ("copy", "digest", "write", "store", "verify", "again")
@@ -58,12 +56,9 @@ LARGE = 15e9
 """Bytes of the published version for which the devices' seconds are computed: 7.5 billion weights in bfloat16."""
 FILES = 14
 """Files of such a version: files and pieces are what threads can work on side by side."""
-SETTLED = 2.5  # seconds after which a file counts as unchanged; a large version takes longer to write
 SPEEDS = {"disk": 3e9, "memory": 10e9, "hash": 1.5e9, "threads": 16.0, "bus": 20e9}
 """Bytes a second of the disk, of reading what lies in memory, of one thread that hashes, and of the GPU's bus; and the
 number of threads."""
-
-Stage = Callable[[str], Any]
 
 
 def main() -> None:
@@ -119,39 +114,6 @@ def measure(
     return seconds, counts, size
 
 
-class Publisher:
-    """Publishes versions as a trainer does, and verifies them as searchers do."""
-
-    def __init__(self, run: Run, scratch: Path):
-        self.run, self.scratch, self.before = run, scratch, None
-
-    def publish(self, policy: Policy, number: int, stage: Stage) -> None:
-        folder, version, versions = self.scratch / str(number), Version(number, 1), Versions(self.run)
-        with stage("copy"):
-            snapshot = policy.snapshot()
-        with stage("digest"):
-            digest = snapshot.sha256
-        with stage("write"):
-            written = snapshot.save(folder, dtype="bfloat16", before=self.before)
-        with stage("store"):
-            versions.publish(
-                version,
-                step=number,
-                folder=folder,
-                weights_sha256=digest,
-                changed_share=written.changed_share,
-                sha256s=written.sha256s,
-            )
-        time.sleep(SETTLED)
-        for name in ("verify", "again"):
-            with stage(name):
-                versions.load(version)
-        if self.before:
-            shutil.rmtree(self.before)
-        versions.prune(keep=1, every=10**9)
-        self.before = folder
-
-
 class SeparatePasses:
     """The same work in the plainest way: one pass for each purpose, one after the other."""
 
@@ -164,7 +126,6 @@ class SeparatePasses:
             snapshot = policy.snapshot()
             assert isinstance(snapshot, Snapshot)
         with stage("digest"):
-            assert isinstance(snapshot, Snapshot)
             whole_digest(snapshot.model.state_dict())
         with stage("write"):
             snapshot.model.to(torch.bfloat16).save_pretrained(folder, max_shard_size=weight_files.FILE_BYTES)  # pyright: ignore

@@ -111,7 +111,7 @@ class _Selected(torch.autograd.Function):
 
 
 class Kind(NamedTuple):
-    """What decides whether the kernel can be used."""
+    """The properties of tensors on which it depends whether the kernel can be used."""
 
     device: torch.device
     dtype: torch.dtype

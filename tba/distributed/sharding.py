@@ -22,7 +22,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from tba.distributed.ranks import Ranks, at_rest, whole
 from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import attention_of, is_lowered
-from tba.models.saving.host_copies import HostCopies, size_of
+from tba.runtime.host_copies import HostCopies, size_of
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from tba.models import adapters
 from tba.models.adapters import Adapter, AdapterSnapshot
 from tba.models.pretrained import computing, load, load_frozen, lower_products, resolve_dtype
 from tba.models.saving import weight_digests
-from tba.models.saving.host_copies import HostCopies, size_of
 from tba.models.saving.stored_model import SAVING, stored_weights, without_weights
 from tba.models.saving.weight_files import Written, write_model
+from tba.runtime.host_copies import HostCopies, size_of
 from tba.runtime.parking import Parking
 from tba.types import Prompt, Response, Version
 

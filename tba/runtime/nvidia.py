@@ -26,7 +26,7 @@ HIDDEN = ("", "-1")
 
 
 class Gpu(NamedTuple):
-    """What the driver tells about one GPU. Memory is in bytes."""
+    """One GPU, as its driver describes it. Memory is in bytes."""
 
     uuid: str
     name: str

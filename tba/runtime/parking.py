@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from tba.runtime.host_copies import HostCopies, size_of
+
 Owner = nn.Module | Optimizer
 Put = Callable[[Tensor], object]
 
@@ -27,25 +29,17 @@ class Parking:
         self.owners = owners
         self.parked: list[Parked] = []
 
-    @property
-    def bytes(self) -> int:
-        """Return how much memory the tensors need when they are moved back."""
-        return sum(it.nbytes for it in {id(parked.tensor): parked.tensor for parked in self.parked}.values())
-
     def park(self) -> None:
         """Move all tensors to main memory, and drop gradients."""
-        moved = dict[tuple[object, ...], Tensor]()
-        for tensor, put in (place for owner in self.owners() for place in list(_places(owner))):
-            if not is_away(tensor):
-                continue
-            # Nothing is allocated on the GPU meanwhile, so no other tensor can have got the memory of a moved one.
+        places = [place for owner in self.owners() for place in _places(owner) if is_away(place[0])]
+        copies, moved = HostCopies(size_of([tensor for tensor, _ in places])), dict[tuple[object, ...], Tensor]()
+        for tensor, put in places:
             memory = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
             if memory not in moved:
-                moved[memory] = _in_main_memory(tensor)
+                moved[memory] = copies.copy(tensor)
             put(moved[memory])
             self.parked.append(Parked(moved[memory], put, tensor.device))
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # until the copies are there
+        copies.finish()
 
     def unpark(self) -> None:
         """Move the tensors back to where they were."""
@@ -55,6 +49,8 @@ class Parking:
             if id(tensor) not in moved:
                 moved[id(tensor)] = tensor.to(home, non_blocking=True)
             put(moved[id(tensor)])
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # the memory that is read must not be freed before
 
 
 def free_cache() -> None:
@@ -82,9 +78,3 @@ def _places(owner: Owner) -> Iterator[tuple[Tensor, Put]]:
         for name, it in module._buffers.items():
             if it is not None:
                 yield it, partial(module._buffers.__setitem__, name)
-
-
-def _in_main_memory(tensor: Tensor) -> Tensor:
-    """Return a copy in main memory. It is pinned where there is a GPU, which then copies several times as fast."""
-    copy = torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available())
-    return copy.copy_(tensor.detach(), non_blocking=True)

@@ -1,4 +1,4 @@
-"""What a role sees of a GPU that roles use one after the other (`model.gpu_shifts`)."""
+"""The interfaces between a role and a GPU that roles use one after the other (`model.gpu_shifts`)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable

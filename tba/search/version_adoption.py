@@ -162,8 +162,7 @@ class VersionAdoption:
     def _load(self, version: Version, folder: Path) -> None:
         """Load a version into the generator. If the generator is busy, the version stays fetched."""
         with self._reporting(version), suppress(Busy):
-            with self.progress.timed("shift"):
-                self.shift.begin()
+            self.shift.begin()
             self.generator.adopt(folder, version)
             self.version = self.progress.version = version
             self.rounds_begun, self.fetched = 0, None

@@ -24,8 +24,8 @@ from torch import Tensor
 from tba.config import OptimizerName
 from tba.distributed.ranks import ALONE, PATIENCE, Ranks, held, held_as, rows_of
 from tba.errors import Damaged, DeadlinePassed
-from tba.models.saving.host_copies import HostCopies, size_of
 from tba.models.saving.weight_files import Stored, write_tensors
+from tba.runtime.host_copies import HostCopies, size_of
 from tba.runtime.waiting import looks
 from tba.train.optimizers import HeldAdamW
 

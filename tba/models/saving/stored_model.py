@@ -1,5 +1,5 @@
-"""What transformers stores of a model: its weights under the names and in the layout of the model's files, and
-everything else."""
+"""Splits a model for saving: into its weights, under the names and in the layout of the model's files, and into a model
+without weights, whose other files transformers writes."""
 
 import copy
 from threading import Lock

@@ -49,7 +49,7 @@ class Stored(NamedTuple):
 
 @dataclass
 class Written:
-    """What the writing of files has found out about them."""
+    """The digests of files that were written, and how much of their content is new."""
 
     sha256s: dict[str, str] = field(default_factory=dict)  # by name of the file
     changed_share: float | None = None  # elements whose bits differ from the version compared with; None without one

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create
@@ -16,8 +15,8 @@ from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import PolicyScorer
-from tba.runtime import parking
 from tba.train.learner import Learner
+from tests.support.devices import treat_cpu_as_gpu
 from tests.support.flows.live_roles import learned, rows, run_all, settings
 
 pytestmark = pytest.mark.slow
@@ -35,8 +34,7 @@ def computing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     between two calls of another one with a model that is parked, which NaN would show, nor at the same time."""
     monkeypatch.setenv("TBA_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(parking, "is_away", lambda tensor: True)
-    monkeypatch.setattr(parking, "_in_main_memory", emptied)
+    treat_cpu_as_gpu(monkeypatch)
     alone, journal = threading.Lock(), list[str]()
 
     @contextmanager
@@ -62,13 +60,6 @@ def computing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     watch(TransformersGenerator, "adopt", "engine")
     watch(PolicyScorer, "token_logps", "scorer")
     return journal
-
-
-def emptied(tensor: torch.Tensor) -> torch.Tensor:
-    copy = tensor.detach().clone()
-    if tensor.is_floating_point():
-        tensor.detach().fill_(torch.nan)
-    return copy
 
 
 def test_roles_that_take_shifts_never_compute_at_the_same_time(policy: Path, tmp_path: Path, computing: list[str]):

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows import cli
-from flows.supervision import driver_check
+from flows import cli, driver_check
 from flows.supervision.background_supervisor import local_launcher
 from flows.supervision.gpus import Devices, memory_warnings
 from storage.runs.run import Run

@@ -1,5 +1,5 @@
-"""What our code needs of vLLM, read from vLLM's sources. No engine starts and no GPU is needed, so at a new version of
-vLLM these tests show what has to be looked at. Each failure names our file that relies on the part."""
+"""The sources of vLLM have everything that our code needs of them. No engine starts and no GPU is needed, so at a new
+version of vLLM these tests show which of our files to look at."""
 
 import ast
 import re
@@ -213,7 +213,7 @@ def test_kernels_for_adapters_multiply_only_16_bits(kernel: str, function: str, 
 
 
 def test_on_a_gpu_float32_is_served_by_the_attention_of_triton():
-    """That attention multiplies in TF32, which decides how far log-probabilities in float32 are off on a GPU."""
+    """Attention multiplies in TF32, and so the log-probabilities of a GPU in float32 are off."""
     with needed_by("tests/support/vllm.py (SIMILAR) or docs/gpus.md"):
         ours = "tests/support/vllm.py (SIMILAR), docs/gpus.md"
         serves = {

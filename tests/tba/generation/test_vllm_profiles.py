@@ -1,4 +1,4 @@
-"""What the profiles of vLLM switch on. vLLM itself is not needed here."""
+"""Each profile switches on the optimisations that its name promises. vLLM itself is not needed here."""
 
 from typing import Any
 

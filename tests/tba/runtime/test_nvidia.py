@@ -1,4 +1,4 @@
-"""What a machine tells about its NVIDIA GPUs, by a script in place of nvidia-smi and a folder in place of /dev."""
+"""The NVIDIA GPUs of a machine are found. A script takes the place of nvidia-smi, and a folder that of /dev."""
 
 import subprocess
 import sys
@@ -135,4 +135,4 @@ def test_the_module_needs_only_python_itself():
     assert checked.returncode == 0 and "no NVIDIA GPUs here" in checked.stdout, checked.stderr
 
 
-CHECKS = "from flows.supervision import driver_check; sys.exit(driver_check.main(['--cuda', '13.0']))"
+CHECKS = "from flows import driver_check; sys.exit(driver_check.main(['--cuda', '13.0']))"

@@ -1,6 +1,6 @@
 """Check the NVIDIA GPUs, their driver and their free memory, and say what to do.
 
-    python -m flows.supervision.driver_check [--cuda VERSION]
+    python -m flows.driver_check [--cuda VERSION]
 
 `make install-gpu` runs this module before it installs torch, and `make gpu-check` runs it too. It needs only Python
 itself. The exit code is 1 if torch cannot use the GPUs with this driver. Without GPUs the exit code is 0, because the

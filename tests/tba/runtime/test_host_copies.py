@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.modeling_utils import id_tensor_storage
 
-from tba.models.saving import host_copies
-from tba.models.saving.host_copies import HostCopies, size_of
+from tba.runtime import host_copies
+from tba.runtime.host_copies import HostCopies, size_of
 from tests.support.devices import CUDA
 
 
