@@ -68,6 +68,7 @@ LAPTOP = Race(
         "adam_beta2": 0.95, "clip_norm": 1.0, "bfloat16": True, "rows_at_once": 32,
     },
     rates=(3e-5, 1e-4, 1e-5),
+    further_rates=(1e-6, 3e-6, 3e-4, 1e-3),
     goal=0.7,
     scored_every=4,
     results=Path("docs/results/laptop.csv"),

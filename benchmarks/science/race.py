@@ -7,9 +7,10 @@ taken as a straight line. Scoring does not count either: TRL's clock stands stil
 after the run, on the same prompts and with the same generator as TRL's. A paced searcher also sleeps for a fixed time
 in each round, like a searcher that waits for an engine elsewhere; so does TRL's paced arm for each batch of rewards.
 
-The learning rate of each arm is chosen by the steps to the goal, on one seed that is not reported; a run of this choice
-ends where another rate was already at the goal. Where an arm may have one or two threads, these are then chosen by the
-seconds to the goal, on the same seed.
+The learning rate of each arm is chosen by the steps to the goal, on one seed that is not reported. The same first
+rates are tried for every arm; while the best rate of an arm is the lowest or the highest that was tried, the rate
+beyond it is tried too. A run of this choice ends where another rate was already at the goal. Where an arm may have one
+or two threads, these are then chosen by the seconds to the goal, on the same seed.
 
 Each run is a row of a CSV and is not repeated. Timings need a machine without other load.
 """
@@ -20,7 +21,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import chain, pairwise
@@ -63,7 +64,8 @@ class Race:
     common: Mapping[str, Any]  # settings of all our arms
     scoring: Mapping[str, Any]  # settings with which versions are scored
     trl: Mapping[str, Any]  # options of all arms of TRL, as `race_trl` takes them
-    rates: Sequence[float]  # the likeliest first
+    rates: Sequence[float]  # tried for every arm, the likeliest first
+    further_rates: Sequence[float]  # lower and higher ones, for arms whose best rate is at an end of those tried
     goal: float
     scored_every: int  # steps
     results: Path
@@ -129,7 +131,7 @@ def next_run(race: Race, rows: Sequence[Row], names: Sequence[str], seeds: Seque
     """Return the first run that has no row: choices of learning rates, then of threads, then the reported seeds."""
     done = {row.key for row in rows}
     tuning = chain(
-        *(rates(race, name, goal) for name in names), *(threads(race, rows, name, goal) for name in names)
+        *(rates(race, rows, name, goal) for name in names), *(threads(race, rows, name, goal) for name in names)
     )  # fmt: skip
     for run in tuning:
         if run not in done:
@@ -141,19 +143,41 @@ def next_run(race: Race, rows: Sequence[Row], names: Sequence[str], seeds: Seque
     return None
 
 
-def rates(race: Race, name: str, goal: float) -> list[Run]:
+def rates(race: Race, rows: Sequence[Row], name: str, goal: float) -> list[Run]:
+    """Return the runs that choose the learning rate, as far as they are known."""
     of = race.arms[name].rates_of or name
-    first = race.arms[of].threads[0]
-    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=first, goal=goal) for rate in race.rates]
+
+    def run(rate: float) -> Run:
+        return Run(arm=of, seed=TUNING_SEED, rate=rate, threads=race.arms[of].threads[0], goal=goal)
+
+    asked, found = list(race.rates), {row.key: row for row in rows}
+    while all(run(rate) in found for rate in asked):
+        beyond = [it for it in race.further_rates if not min(asked) < it < max(asked) and it not in asked]
+        rate = by_steps(found[run(it)] for it in asked).rate
+        if rate == min(asked):
+            following = max((it for it in beyond if it < rate), default=None)
+        elif rate == max(asked):
+            following = min((it for it in beyond if it > rate), default=None)
+        else:
+            following = None
+        if following is None:
+            break
+        asked.append(following)
+    return [run(rate) for rate in asked]
+
+
+def by_steps(rows: Iterable[Row]) -> Row:
+    """Return the row that needed the fewest steps. Of rows that did not reach the goal, the one that came closest."""
+    return min(rows, key=lambda row: (row.steps, -row.reached, row.rate))
 
 
 def threads(race: Race, rows: Sequence[Row], name: str, goal: float) -> list[Run]:
     """Return the runs that choose the threads, at the best rate. Empty until that rate is known."""
-    tried = [row for row in rows if row.key in rates(race, name, goal)]
-    if len(tried) < len(race.rates):
+    asked = rates(race, rows, name, goal)
+    tried = [row for row in rows if row.key in asked]
+    if len(tried) < len(asked):
         return []
-    rate = min(tried, key=lambda row: (row.steps, -row.reached, row.rate)).rate
-    of = race.arms[name].rates_of or name
+    rate, of = by_steps(tried).rate, race.arms[name].rates_of or name
     return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=it, goal=goal) for it in race.arms[of].threads]
 
 
@@ -170,7 +194,7 @@ def most_steps(race: Race, rows: Sequence[Row], run: Run) -> int:
     arm = race.arms[run.arm]
     if run.seed != TUNING_SEED or run.threads != arm.threads[0]:
         return arm.steps
-    tried = [row.steps for row in rows if row.key in rates(race, run.arm, run.goal)]
+    tried = [row.steps for row in rows if row.key in rates(race, rows, run.arm, run.goal)]
     needed = min([float(arm.steps), *tried])
     return math.ceil(needed / race.scored_every) * race.scored_every
 
@@ -295,14 +319,18 @@ def markdown(race: Race, rows: Sequence[Row], goal: float) -> Iterator[str]:
             cells = [spread(them) for them in values.values()]
             yield f"| {name} | {of[0].rate:g} | {of[0].threads} | {' | '.join(cells)} | {len(there)} of {len(of)} |"
     yield ""
-    yield "| on the tuning seed | threads | " + " | ".join(f"{rate:g}" for rate in sorted(race.rates)) + " |"
-    yield "|---|---:|" + "---:|" * len(race.rates)
+    tried = sorted({row.rate for row in rows if row.seed == TUNING_SEED and row.goal == goal})
+    yield "| on the tuning seed | threads | " + " | ".join(f"{rate:g}" for rate in tried) + " |"
+    yield "|---|---:|" + "---:|" * len(tried)
     for name in race.arms:
         of = [row for row in rows if row.arm == name and row.seed == TUNING_SEED and row.goal == goal]
         for count in sorted({row.threads for row in of}):
-            tried = {row.rate: said(row) for row in of if row.threads == count}
-            yield f"| {name} | {count} | " + " | ".join(tried.get(rate, "") for rate in sorted(race.rates)) + " |"
+            timed = len(race.arms[name].threads) > 1
+            cells = {row.rate: said(row, timed=timed) for row in of if row.threads == count}
+            yield f"| {name} | {count} | " + " | ".join(cells.get(rate, "") for rate in tried) + " |"
 
 
-def said(row: Row) -> str:
-    return f"{row.steps:.0f} steps, {row.seconds:.0f} s" if math.isfinite(row.steps) else f"{row.reached:.2f}"
+def said(row: Row, *, timed: bool) -> str:
+    if not math.isfinite(row.steps):
+        return f"{row.reached:.2f}"
+    return f"{row.steps:.0f} steps, {row.seconds:.0f} s" if timed else f"{row.steps:.0f} steps"

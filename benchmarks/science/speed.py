@@ -71,6 +71,7 @@ QUICKSTART = Race(
     scoring={},
     trl={"prompts": 32, "responses": 8, "prompt_tokens": 16, "response_tokens": 16, "warmup": 10},
     rates=(3e-4, 6e-4, 1.2e-3),
+    further_rates=(7.5e-5, 1.5e-4, 2.4e-3),
     goal=0.9,
     scored_every=8,
     results=Path("docs/results/speed.csv"),

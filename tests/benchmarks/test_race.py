@@ -59,15 +59,28 @@ def test_a_rate_is_tried_no_longer_than_the_best_one_needed():
     assert most_steps(LAPTOP, rows, run(second, seed=1)) == LAPTOP.arms[name].steps
 
 
+def test_the_rate_beyond_is_tried_while_the_best_one_is_at_an_end():
+    def tried(best: float) -> list[float]:
+        rows = list[Row]()
+        while (run := next_run(LAPTOP, rows, ["TRL's GRPO"], [], 0.7)) and len(rows) < 10:
+            rows.append(row(run, steps=10 + abs(math.log(run.rate / best)), seconds=1.0))
+        return [it.rate for it in rows]
+
+    assert tried(3e-5) == [3e-5, 1e-4, 1e-5]
+    assert tried(1e-4) == [3e-5, 1e-4, 1e-5, 3e-4]
+    assert tried(3e-6) == [3e-5, 1e-4, 1e-5, 3e-6, 1e-6]
+    assert tried(1e-8) == [3e-5, 1e-4, 1e-5, 3e-6, 1e-6]
+
+
 def test_an_arm_may_take_the_rate_of_another_and_threads_of_its_own():
     names, rows, order = ["one version behind", "synchronous"], list[Row](), list[tuple[str, int, float, str]]()
     while run := next_run(LAPTOP, rows, names, [0], 0.5):
         order.append((run.arm, run.seed, run.rate, run.threads))
-        rows.append(row(run, steps=1 / run.rate, seconds=1.0))
+        rows.append(row(run, steps={3e-5: 1, 1e-4: 2, 1e-5: 3}[run.rate], seconds=1.0))
     assert order == [
         *(("one version behind", TUNING_SEED, rate, "shared") for rate in LAPTOP.rates),
-        ("one version behind", 0, max(LAPTOP.rates), "shared"),
-        ("synchronous", 0, max(LAPTOP.rates), "2"),
+        ("one version behind", 0, 3e-5, "shared"),
+        ("synchronous", 0, 3e-5, "2"),
     ]
 
 
