@@ -4,6 +4,8 @@ index of these rows."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyarrow import Table
+
 from storage import layout
 from storage.buffer.arrivals import Arrivals
 from storage.buffer.buffer_events import BufferEvents
@@ -58,7 +60,8 @@ class DuckReplayBuffer:
             behaviour=settings.objective.needs_tokens,
             values=settings.objective.needs_values,
         )
-        self.arrivals = Arrivals(run, self.payloads, self.index.check)
+        self.needs_reference = settings.objective.needs_reference
+        self.arrivals = Arrivals(run, self.payloads, self._check)
         self.given_up = given_up(run).shards  # keys of admitted shards that were lost: the buffer leaves them out
         replays = run.inherits if run.inherits and run.inherits.replays else None
         self.recording = Recording(replays, given_up=self.given_up) if replays else None
@@ -99,6 +102,13 @@ class DuckReplayBuffer:
         self.applied = stored.record.sync
         self.records.append(stored)
         self._queues = self.index.queues()
+
+    def _check(self, table: Table) -> None:
+        """Raise Damaged, with the reason, if the rows of a shard cannot be learned from. A record that admitted them
+        would end this attempt and all later ones."""
+        self.index.check(table)
+        if self.needs_reference and table["ref_logps"].null_count:
+            raise Damaged("column 'ref_logps' has missing values, and the objective needs them")
 
     def _step_of_version(self, version: Version) -> int:
         """Return the gradient step that a version follows. Raise Damaged if it is not known yet. A version is published

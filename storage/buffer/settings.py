@@ -44,6 +44,11 @@ class Objective(Protocol):
         ...
 
     @property
+    def needs_reference(self) -> bool:
+        """True if the objective needs the log-probability of each token under the reference."""
+        ...
+
+    @property
     def needs_values(self) -> bool:
         """True if the objective needs the estimated values of the states between the reasoning steps of a response."""
         ...

@@ -116,6 +116,18 @@ def test_a_bad_shard_is_refused_with_an_event_and_training_goes_on(run: Run, fau
     assert kinds(run).count("shard-refused") == 1
 
 
+@on_disk
+@pytest.mark.parametrize("needed", [True, False])
+def test_rows_without_the_reference_are_refused_where_the_objective_needs_it(run: Run, needed: bool):
+    append(run, make_shard({"a": [0.0, 1.0]}))
+    append(run, make_shard({"a": [0.0, 1.0]}, searcher=1, ref_logps=None))
+    buffer = make_buffer(run, needs_reference=needed)
+    assert buffer.sync(0, step=0) == (2 if needed else 4)
+    refused = {it.key: it.reason for it in read_chain(run)[0].refused}
+    reason = "column 'ref_logps' has missing values, and the objective needs them"
+    assert refused == ({layout.shard(1, 0): reason} if needed else {})
+
+
 STRAY = {
     "a file manager's copy": "trajectories/searcher=000/seq=00000000 (1).parquet",
     "a copied folder": "trajectories/searcher=000 copy/seq=00000000.parquet",

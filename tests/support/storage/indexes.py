@@ -38,6 +38,7 @@ class Sections:
     disk_gb: float = 32.0
     draw_threads: int = 1
     needs_tokens: bool = False
+    needs_reference: bool = False
     needs_values: bool = False
 
     @property
