@@ -7,11 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.science.old_data import study
+from benchmarks.science.old_data import arms, study
 from benchmarks.science.old_data.exact import measures_of, posterior
 from benchmarks.science.old_data.local_search import FIXED, HOPELESS, Ladder, Point, Search
 from benchmarks.science.old_data.many_answers import ManyAnswers, demonstrations, is_right, right_answers, sums
 from benchmarks.science.old_data.rare_answers import RareAnswers
+from benchmarks.science.old_data.results import cells_of
 from tba.config import TaskConfig
 from tba.types import Prompt
 from tests.support.tba.quickstart_examples import response
@@ -125,29 +126,29 @@ def test_a_single_point_needs_no_search():
 # --- a study ----------------------------------------------------------------------------------------------------------
 
 
-def make_row(name: str, lag: int, seed: int, point: Point, result: float) -> study.Row:
-    run = study.make_run(name, lag, seed, point)
-    return study.Row(**vars(run), result=result, measures="{}", curve="", age=0.0, cpu_seconds=1.0, failed="")
+def make_row(name: str, lag: int, seed: int, point: Point, result: float) -> arms.Row:
+    run = arms.make_run(name, lag, seed, point)
+    return arms.Row(**vars(run), result=result, measures="{}", curve="", age=0.0, cpu_seconds=1.0, failed="")
 
 
 @pytest.mark.parametrize(("task", "best"), [("quickstart", 5), ("many-answers", 4)])
 def test_a_study_tunes_each_arm_by_its_result_and_then_runs_the_reported_seeds(task: str, best: int):
     """Results rise with the rate up to rung 5 and fall after it. Accuracy shall be high, and total variation low."""
-    of, rows = study.STUDIES[task], list[study.Row]()
+    of, rows = arms.STUDIES[task], list[arms.Row]()
     results = {3: 0.91, 4: 0.9, 5: 0.95, 6: 0.92}
     while run := next(study.missing(of, rows, ["RLOO, no penalty"], [64], [7]), None):
         assert run.lag == 64 and run.arm == "RLOO, no penalty"
-        rung = study.RATE.values.index(run.rate)
+        rung = arms.RATE.values.index(run.rate)
         rows.append(make_row("RLOO, no penalty", 64, run.seed, (rung, 0), results[rung]))
-    assert rows[-1].seed == 7 and rows[-1].rate == study.RATE.values[best]
-    assert study.reported(of, rows, "RLOO, no penalty", 64) == rows[-1:]
+    assert rows[-1].seed == 7 and rows[-1].rate == arms.RATE.values[best]
+    assert cells_of(of, rows)["RLOO, no penalty", 64].rows == rows[-1:]
     assert len(rows) == {"quickstart": 13, "many-answers": 10}[task]
 
 
-@pytest.mark.parametrize("name", study.ARMS)
-@pytest.mark.parametrize("task", study.STUDIES)
+@pytest.mark.parametrize("name", arms.ARMS)
+@pytest.mark.parametrize("task", arms.STUDIES)
 def test_every_arm_has_valid_settings_at_the_ends_of_its_ladders(name: str, task: str):
-    for point in product(*({0, len(ladder.values) - 1} for ladder in study.search_of(name).ladders)):
-        config = study.make_run(name, 256, 0, point).config(study.STUDIES[task])
+    for point in product(*({0, len(ladder.values) - 1} for ladder in arms.search_of(name).ladders)):
+        config = arms.make_run(name, 256, 0, point).config(arms.STUDIES[task])
         assert config.sync.lag == 256
         assert config.objective.beta_start == config.objective.beta_end

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.science.lagged import checked_lag
 from benchmarks.science.old_data import one_change as study
-from benchmarks.science.old_data.study import STEPS, STUDIES
+from benchmarks.science.old_data.arms import STEPS, STUDIES
 
 RUNS = [study.Run(factor=factor, value=value, seed=0) for factor, of in study.FACTORS.items() for value in of]
 

@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.harness.rows import append, line, read, spread
 from benchmarks.harness.side_by_side import run_all
 from benchmarks.science.lagged import lagged_run
+from benchmarks.science.old_data.arms import BASE, BETA, PROMPTS, RESPONSES, STEPS, STUDIES, Study
 from benchmarks.science.old_data.exact import examine_of
-from benchmarks.science.old_data.study import BASE, BETA, PROMPTS, RESPONSES, STEPS, STUDIES, Study
 from flows.pages.charts import Chart
 from tba.config import Config
 from tba.errors import RunFailed
