@@ -166,6 +166,7 @@ science: install $(TRL)/.installed $(LAPTOP)/.installed $(VLLM)/.installed
 	$(BIN)/python -m benchmarks.science.convergence
 	$(BIN)/python -m benchmarks.science.staleness
 	$(BIN)/python -m benchmarks.science.ceilings
+	$(BIN)/python -m benchmarks.science.old_data.study quickstart
 	$(BIN)/python -m benchmarks.science.ablations
 	$(BIN)/python -m benchmarks.science.searchers
 	$(BIN)/python -m benchmarks.science.speed --trl $(CURDIR)/$(TRL)

@@ -1,7 +1,8 @@
 """Generate the parts of the pages in docs/ that follow from the code or from a run.
 
-python -m docs.build            writes docs/sql.md from storage/queries/sql/comments.sql, and docs/settings.md and
-                                docs/commands.md from the docstrings of settings and the help texts of commands
+python -m docs.build            writes docs/sql.md from storage/queries/sql/comments.sql; docs/settings.md and
+                                docs/commands.md from the docstrings of settings and the help texts of commands; and the
+                                tables and chart of docs/choosing.md from docs/results/old-data-quickstart.csv
 python -m docs.build RUN        also writes the answers in docs/queries.md, from that run
 """
 
@@ -16,12 +17,16 @@ from pathlib import Path
 import duckdb
 
 import storage
+from benchmarks.harness.rows import read
+from benchmarks.science.old_data import arms, results
 from docs import reference as references
 from storage.runs.run import Run
 
 HERE = Path(__file__).parent
 SQL, QUERIES = HERE / "sql.md", HERE / "queries.md"
 SETTINGS, COMMANDS = HERE / "settings.md", HERE / "commands.md"
+CHOOSING, CHART = HERE / "choosing.md", HERE / "results/old-data-quickstart-lags.svg"
+STUDY = HERE / "results/old-data-quickstart.csv"
 MARK = re.compile("<!-- What follows is made by `python -m docs.build` from .* -->\n")
 EXAMPLE = {
     "eligible_at": "0",
@@ -45,6 +50,8 @@ def main(arguments: list[str]) -> None:
         write(SQL, reference(storage.connect(empty)))
     write(SETTINGS, references.settings())
     write(COMMANDS, references.commands())
+    write(CHOOSING, tables())
+    CHART.write_text(chart())
     if arguments:
         con = storage.connect(arguments[0])
         QUERIES.write_text(answered(QUERIES.read_text(), lambda query: shown(con, query)))
@@ -105,6 +112,18 @@ def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
     typed = any(kind for _, kind, _ in rows)
     head = f"| {title} | type | |\n|---|---|---|\n" if typed else f"| {title} | |\n|---|---|\n"
     return head + "".join(f"| {it} | {f'{kind} | ' if typed else ''}{said} |\n" for it, kind, said in rows)
+
+
+# --- docs/choosing.md -------------------------------------------------------------------------------------------------
+
+
+def tables() -> str:
+    """Return all tables of the study of old data."""
+    return "\n".join(results.markdown(arms.STUDIES["quickstart"], read(STUDY, arms.Row))) + "\n"
+
+
+def chart() -> str:
+    return results.picture(arms.STUDIES["quickstart"], read(STUDY, arms.Row))
 
 
 # --- docs/queries.md ------------------------------------------------------------------------------------------------

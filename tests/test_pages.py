@@ -83,9 +83,16 @@ def test_every_link_of_a_page_leads_somewhere(page: Path):
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize(("page", "made"), [(build.SETTINGS, reference.settings), (build.COMMANDS, reference.commands)])
+@pytest.mark.parametrize(
+    ("page", "made"),
+    [(build.SETTINGS, reference.settings), (build.COMMANDS, reference.commands), (build.CHOOSING, build.tables)],
+)
 def test_a_generated_page_says_what_the_code_says(page: Path, made: Callable[[], str]):
     assert build.made(page) == made(), "python -m docs.build makes it again"
+
+
+def test_the_chart_of_the_study_of_old_data_shows_its_rows():
+    assert build.CHART.read_text() == build.chart(), "python -m docs.build makes it again"
 
 
 def test_every_section_and_setting_says_what_it_is():
