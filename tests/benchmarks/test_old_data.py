@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -10,7 +10,15 @@ import pytest
 from benchmarks.science.old_data import arms, study
 from benchmarks.science.old_data.exact import measures_of, posterior
 from benchmarks.science.old_data.local_search import FIXED, HOPELESS, Ladder, Point, Search
-from benchmarks.science.old_data.many_answers import ManyAnswers, demonstrations, is_right, right_answers, sums
+from benchmarks.science.old_data.many_answers import (
+    GIVEN,
+    ManyAnswers,
+    demonstrations,
+    is_right,
+    right_answers,
+    sums,
+    taught,
+)
 from benchmarks.science.old_data.rare_answers import RareAnswers
 from benchmarks.science.old_data.results import cells_of
 from tba.config import TaskConfig
@@ -70,12 +78,20 @@ def test_rare_answers_begin_with_a_multiple_of_ten_and_are_eleven_too_large():
     assert task.reward(prompt, response("001+456", finished=False)).value == 0
 
 
-def test_demonstrations_show_no_sum_of_a_test_problem_and_half_of_them_are_wrong():
-    shown = [next(stream) for stream in [demonstrations(3)] for _ in range(2000)]
+def test_demonstrations_show_no_sum_of_a_test_problem_and_the_asked_share_of_them_is_wrong():
+    shown = list(islice(demonstrations(3, wrong=0.25), 2000))
     totals = [int(prompt[:3][::-1]) for prompt, _ in shown]
     assert not set(totals) & set(sums("test")) and len(set(totals)) > 500
     right = [is_right(response, total) for total, (_, response) in zip(totals, shown, strict=True)]
-    assert 0.45 < sum(right) / len(right) < 0.55
+    assert 0.7 < sum(right) / len(right) < 0.8
+
+
+def test_most_lessons_give_the_first_number_and_teach_the_same_demonstrations():
+    shown, lessons = (list(islice(stream, 2000)) for stream in (demonstrations(3, wrong=0.5), taught(3, wrong=0.5)))
+    assert [prompt + response for prompt, response in lessons] == [prompt + response for prompt, response in shown]
+    given = [len(response) == 3 for _, response in lessons]
+    assert abs(sum(given) / len(given) - GIVEN) < 0.05
+    assert {len(response) for _, response in lessons} == {3, 7}
 
 
 # --- the search for settings ------------------------------------------------------------------------------------------
