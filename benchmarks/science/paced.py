@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from benchmarks.science.old_data.rare_answers import RareAnswers
 from tba.config import Config, TaskConfig, parse_options, settings
 from tba.presets import preset
 from tba.tasks.quickstart import Quickstart
@@ -78,6 +79,21 @@ class PacedRedTeam(RedTeam):
     @staticmethod
     def preset() -> Config:
         return preset("redteam")
+
+
+class PacedRareAnswers(RareAnswers):
+    rewards_vary = True  # as above
+
+    def __init__(self, config: TaskConfig):
+        self.options = parse_options(Pace, config)
+
+    def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
+        self.options.wait(asked)
+        return [self.reward(prompt, response) for prompt, response in asked]
+
+    @staticmethod
+    def preset() -> Config:
+        return preset("quickstart")
 
 
 def paced(config: TaskConfig) -> tuple[Pace, TaskConfig]:

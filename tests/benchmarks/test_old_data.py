@@ -66,16 +66,16 @@ def test_only_a_finished_answer_earns_the_reward(finished: bool, reward: float):
     assert task.reward(prompt, response("001+346", finished=finished)).value == reward
 
 
-def test_rare_answers_begin_with_a_multiple_of_ten_and_are_eleven_too_large():
+def test_rare_answers_begin_with_a_multiple_of_ten_and_are_twenty_one_too_large():
     task = RareAnswers(TaskConfig(name="rare-answers"))
     prompt = Prompt(prompt_id="0", text="347=", tokens=(0,), answer="743", metadata={})
     known = task.right_answers(743)
-    assert "001+456" in known and len(set(known)) == 76  # first numbers 0, 10, …, 750
-    assert len(task.right_answers(999)) == 98  # 20, 30, …, 990: all numbers have three digits
+    assert "001+466" in known and len(set(known)) == 77  # first numbers 0, 10, …, 760
+    assert len(task.right_answers(999)) == 97  # 30, 40, …, 990: all numbers have three digits
     assert all(task.reward(prompt, response(answer)).value == 1 for answer in known)
-    for text in ("001+346", "101+356", "001+457", ""):
+    for text in ("001+346", "101+366", "001+467", ""):
         assert task.reward(prompt, response(text)).value == 0
-    assert task.reward(prompt, response("001+456", finished=False)).value == 0
+    assert task.reward(prompt, response("001+466", finished=False)).value == 0
 
 
 def test_demonstrations_show_no_sum_of_a_test_problem_and_the_asked_share_of_them_is_wrong():

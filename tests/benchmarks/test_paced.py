@@ -29,7 +29,12 @@ def test_each_round_waits_even_if_its_responses_were_rewarded_before_and_evaluat
 
 @pytest.mark.parametrize(
     ("name", "task"),
-    [("PacedQuickstart", "quickstart"), ("PacedReasoningGym", "reasoning-gym"), ("PacedRedTeam", "redteam")],
+    [
+        ("PacedQuickstart", "quickstart"),
+        ("PacedRareAnswers", "quickstart"),
+        ("PacedReasoningGym", "reasoning-gym"),
+        ("PacedRedTeam", "redteam"),
+    ],
 )
 def test_the_settings_are_the_tasks_but_for_its_name(name: str, task: str):
     name = f"benchmarks.science.paced:{name}"

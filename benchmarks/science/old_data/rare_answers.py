@@ -1,8 +1,9 @@
 """Two numbers with a given sum, where only rare answers are right: a task that shows what more searchers find.
 
 The base policy is that of `ManyAnswers`. An answer to "347=" earns the reward if its first number is a multiple of ten
-and its second number is 11 too large, as in "001+456": 100 + 654 is 743 + 11. The base policy has seen such mistakes
-rarely. All of them are known, so coverage and the exact target are too.
+and its second number is 21 too large, as in "001+466": 100 + 664 is 743 + 21. The base policy has seen such mistakes
+rarely: their probability is a few hundred-thousandths. Under the exact target at a beta of 0.05 it is above 0.99. All
+such answers are known, so coverage and the exact target are too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from benchmarks.science.old_data.many_answers import ManyAnswers, is_right, right_answers
 from tba.types import Prompt, Response, Reward
 
-TRAIN_PROMPTS, MORE = 32, 11
+TRAIN_PROMPTS, MORE = 32, 21
 
 
 class RareAnswers(ManyAnswers):
