@@ -1,13 +1,16 @@
 """Let the roles of a run use their GPU one after the other (`model.gpu_shifts`).
 
-Two locks decide who is next. A role that wants the GPU first takes the lock of the waiting place, then waits for the
-lock of the GPU, and then leaves the waiting place. So a role that has just ended its shift cannot begin another one
-before the role in the waiting place. The kernel releases both locks when their holder dies.
+Roles begin their shifts in the order in which they ask for them. A role that wants the GPU takes the last place of the
+queue: a file with a number, which it locks. The role whose place has the lowest number begins once the lock of the GPU
+is free, and leaves its place. The kernel releases all locks of a process that dies, and a place whose lock is free does
+not count.
 """
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
 from hashlib import sha256
 from pathlib import Path
 
@@ -44,7 +47,7 @@ class GpuShifts:
         self._is_on = False
         device = os.environ.get("CUDA_VISIBLE_DEVICES") or sha256(run.encode()).hexdigest()[:16]
         folder = folder or lock_folder()
-        self._waiting_place = open_lock(folder / f"gpu-{device}.next.lock")
+        self._queue = Queue(folder, f"gpu-{device}.place")
         self._gpu = open_lock(folder / f"gpu-{device}.shift.lock")
 
     def hold(self, *things: object) -> None:
@@ -53,11 +56,8 @@ class GpuShifts:
     def begin(self) -> None:
         if self._is_on:
             return
-        self._take(self._waiting_place)
-        try:
-            self._take(self._gpu)
-        finally:
-            fcntl.flock(self._waiting_place, fcntl.LOCK_UN)
+        with self._queue.place() as is_first:
+            self._take_gpu(is_first)
         self._is_on = True
         os.ftruncate(self._gpu, 0)
         os.pwrite(self._gpu, self.role.encode(), 0)
@@ -76,16 +76,76 @@ class GpuShifts:
         self._is_on = False
         fcntl.flock(self._gpu, fcntl.LOCK_UN)
 
-    def _take(self, lock: int) -> None:
+    def _take_gpu(self, is_first: Callable[[], bool]) -> None:
         for waited in looks(float("inf"), every=_LOOK_EVERY):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_first() and _lock(self._gpu):
                 return
-            except BlockingIOError:
-                self.check()
+            self.check()
             if waited > _SILENT:
                 self.tell(f"waiting {waited:.0f} s for the GPU, which {self._holder()} uses")
 
     def _holder(self) -> str:
         """Return the name of the role that took the GPU last."""
         return os.pread(self._gpu, 4096, 0).decode(errors="replace") or "another role"
+
+
+class Queue:
+    """A queue of processes, in a folder. Each place is a locked file, whose name is `name` and a number."""
+
+    def __init__(self, folder: Path, name: str):
+        self.folder, self.name = folder, name
+        self._changes = open_lock(folder / f"{name}s.lock")  # held while places are made, read or removed
+
+    @contextmanager
+    def place(self) -> Iterator[Callable[[], bool]]:
+        """Take the last place for the `with` block. Yield a function that returns whether it has become the first."""
+        with self._alone():
+            number = max(self._numbers(), default=0) + 1
+            lock = open_lock(self._file(number))
+            _lock(lock)
+        try:
+            yield lambda: self._is_first(number)
+        finally:
+            with self._alone():
+                self._file(number).unlink(missing_ok=True)
+                os.close(lock)
+
+    def _is_first(self, number: int) -> bool:
+        with self._alone():
+            return not any(self._is_taken(earlier) for earlier in self._numbers() if earlier < number)
+
+    def _is_taken(self, number: int) -> bool:
+        """True if the process in a place is alive. Remove the place of a dead process."""
+        lock = open_lock(self._file(number))
+        try:
+            if not _lock(lock):
+                return True
+            with suppress(PermissionError):  # another user's
+                self._file(number).unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(lock)
+
+    def _numbers(self) -> list[int]:
+        names = [it.name for it in self.folder.glob(f"{escape(self.name)}-*.lock")]
+        return sorted(int(name.removeprefix(f"{self.name}-").removesuffix(".lock")) for name in names)
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{self.name}-{number}.lock"
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        fcntl.flock(self._changes, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._changes, fcntl.LOCK_UN)
+
+
+def _lock(file: int) -> bool:
+    """Lock a file unless another process has locked it. Return whether it is locked now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

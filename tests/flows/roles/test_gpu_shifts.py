@@ -1,10 +1,12 @@
 """Roles use a GPU one after the other: two of them never at once, none twice while another waits."""
 
+import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -118,24 +120,104 @@ def test_roles_on_other_gpus_and_other_runs_without_gpu_do_not_wait(
     role("trainer", run="runs/theirs").begin()
 
 
-HOLDER = """
-import sys, time
+ROLE = """
+import sys
 from pathlib import Path
 from flows.roles.gpu_shifts import GpuShifts
-GpuShifts("runs/ours", "searcher-000", check=lambda: None, tell=print, folder=Path(sys.argv[1])).begin()
-print("begun", flush=True)
-time.sleep(600)
+name, folder = sys.argv[1:]
+shifts = GpuShifts("runs/ours", name, check=lambda: None, tell=lambda status: None, folder=Path(folder))
+for order in sys.stdin:
+    getattr(shifts, order.strip())()
+    print(order.strip(), flush=True)
 """
 
 
-def test_a_role_that_was_killed_in_its_shift_holds_up_nobody(role: Callable[..., GpuShifts], tmp_path: Path):
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout and holder.stdout.readline() == "begun\n"
-        _, has_begun = begun(role("trainer"))
-        assert not has_begun.wait(0.3)
-        holder.kill()
-        assert has_begun.wait(10)
+class Process:
+    """A role in a process of its own, which begins and ends shifts by order."""
+
+    def __init__(self, name: str, folder: Path):
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ROLE, name, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def order(self, what: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+
+    def has_done(self, what: str) -> None:
+        """Wait until an order is carried out."""
+        assert self.process.stdout
+        assert self.process.stdout.readline() == f"{what}\n"
+
+    def do(self, what: str) -> None:
+        self.order(what)
+        self.has_done(what)
+
+    def wait_in_queue(self) -> None:
+        """Ask for a shift, and return when the role has a place in the queue."""
+        before = set(self.folder.glob("*.place-*"))
+        self.order("begin")
+        until(lambda: bool(set(self.folder.glob("*.place-*")) - before), "a place in the queue")
+
+    @property
+    def waits(self) -> bool:
+        assert self.process.stdout
+        return not select.select([self.process.stdout], [], [], 0.3)[0]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Process]]:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    started = [Process(name, tmp_path) for name in ("trainer", "searcher-000", "evaluator", "searcher-001")]
+    yield started
+    for it in started:
+        it.kill()
+        for pipe in (it.process.stdin, it.process.stdout):
+            if pipe:
+                pipe.close()
+
+
+def test_roles_begin_in_the_order_in_which_they_asked(processes: list[Process]):
+    first, *others = processes
+    first.do("begin")
+    for it in others:
+        it.wait_in_queue()
+    for current, following in pairwise([first, *others, first]):
+        current.do("end")
+        current.wait_in_queue()  # behind all others
+        following.has_done("begin")
+        assert all(it.waits for it in processes if it is not following)
+
+
+def test_a_role_that_was_killed_in_the_queue_holds_up_nobody(processes: list[Process], tmp_path: Path):
+    holder, killed, following, last = processes
+    holder.do("begin")
+    for it in (killed, following, last):
+        it.wait_in_queue()
+    killed.kill()
+    assert following.waits, "the GPU is not free yet"
+    holder.do("end")
+    following.has_done("begin")
+    assert last.waits
+    following.do("end")
+    last.has_done("begin")
+    assert not list(tmp_path.glob("*.place-*")), "and no place is left"
+
+
+def test_a_role_that_was_killed_in_its_shift_makes_room_for_the_first_of_the_queue(processes: list[Process]):
+    holder, first, second, _ = processes
+    holder.do("begin")
+    first.wait_in_queue()
+    second.wait_in_queue()
+    holder.kill()
+    first.has_done("begin")
+    assert second.waits
 
 
 def test_a_role_that_is_asked_to_stop_stops_waiting_and_leaves_its_place(role: Callable[..., GpuShifts]):
