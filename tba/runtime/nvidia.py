@@ -21,6 +21,10 @@ WSL_TOOLS = "/usr/lib/wsl/lib"
 """Folder of nvidia-smi in WSL2, which is not on the PATH of every process there."""
 LEAST_DRIVERS = {13: 580, 12: 525, 11: 450}
 """Oldest driver on Linux for each major version of CUDA."""
+LEAST_CAPABILITIES = {13: "7.5", 12: "5.0", 11: "3.5"}
+"""Lowest compute capability of a GPU that each major version of CUDA compiles for."""
+BFLOAT16 = "8.0"
+"""Lowest compute capability of a GPU that multiplies bfloat16. vLLM refuses bfloat16 on others."""
 HIDDEN = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES that hide all GPUs from a process."""
 
@@ -76,6 +80,23 @@ def query_gpus() -> list[Gpu]:
             uuid, driver, total, free, name = (part.strip() for part in line.split(",", 4))
             found.append(Gpu(uuid, name, driver, _bytes(total), _bytes(free)))
     return found
+
+
+def query_capabilities() -> dict[str, str]:
+    """Return the compute capability of each GPU, such as 9.0, by UUID. Return an empty dict if the driver does not
+    answer; those before version 510 do not know it."""
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        pairs = [line.split(",") for line in _ask("--query-gpu=uuid,compute_cap").splitlines()]
+        return {uuid.strip(): capability.strip() for uuid, capability in pairs}
+    return {}
+
+
+def is_below(capability: str, least: str) -> bool:
+    """Compare two compute capabilities. Return False if the first is unknown."""
+    parts = [it.split(".") for it in (capability, least)]
+    if not all(number.isdigit() for part in parts for number in part):
+        return False
+    return [int(it) for it in parts[0]] < [int(it) for it in parts[1]]
 
 
 def memory_of(uuids: Collection[str]) -> list[int]:

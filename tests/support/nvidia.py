@@ -17,6 +17,10 @@ END
 {table}
 END
 ;;
+*uuid,compute_cap*) cat <<'END'
+{capabilities}
+END
+;;
 *) exit 2 ;;
 esac
 """
@@ -46,9 +50,10 @@ def set_gpus(
     instances: int = 0,
     files: Sequence[str] = ("nvidia0", "nvidiactl"),
     tools: str = "bin",
+    capabilities: Sequence[str] = (),
 ) -> list[str]:
-    """Make a machine with so many GPUs of 81,559 MiB. Each is divided into so many instances by MIG, unless
-    `instances` is 0. Return the UUIDs that roles may use."""
+    """Make a machine with so many GPUs of 81,559 MiB. Their compute capability is 9.0 unless it is given. Each is
+    divided into so many instances by MIG, unless `instances` is 0. Return the UUIDs that roles may use."""
     listing, table, usable = list[str](), list[str](), list[str]()
     for i in range(count):
         uuid, own = f"GPU-{i:04}", [f"MIG-{i:04}-{j}" for j in range(instances)]
@@ -57,7 +62,9 @@ def set_gpus(
         table += [f"{uuid}, {driver}, 81559, {free}, NVIDIA H100 80GB HBM3"]
         usable += own or [uuid]
     place = set_machine(patch, folder, files=files, tools=tools)
-    set_tool(place, SCRIPT.format(listing="\n".join(listing), table="\n".join(table)))
+    known = [f"GPU-{i:04}, {it}" for i, it in enumerate(capabilities or ["9.0"] * count)]
+    text = {"listing": listing, "table": table, "capabilities": known}
+    set_tool(place, SCRIPT.format(**{name: "\n".join(lines) for name, lines in text.items()}))
     return usable
 
 

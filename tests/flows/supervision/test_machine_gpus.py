@@ -72,13 +72,52 @@ def test_memory_that_another_program_takes_is_told(tmp_path: Path, hold: Hold, m
     assert memory_warnings([uuid], own=2) == []
 
 
+@pytest.mark.parametrize(
+    ("cuda", "capabilities", "shown", "old"),
+    [
+        ("13.0", ["7.0", "9.0"], None, ["7.0"]),
+        ("13.0", ["6.1", "7.0"], None, ["6.1", "7.0"]),
+        ("13.0", ["7.0", "9.0"], "1", []),  # it is hidden
+        ("13.0", ["7.5", "12.0"], None, []),
+        ("12.8", ["7.0", "9.0"], None, []),
+        ("13.0", ["[N/A]", "9.0"], None, []),
+        ("99.0", ["1.0", "9.0"], None, []),
+    ],
+)
+def test_gpus_that_are_too_old_for_the_cuda_of_torch_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    cuda: str, capabilities: list[str], shown: str | None, old: list[str],
+):  # fmt: skip
+    set_gpus(monkeypatch, tmp_path, 2, capabilities=capabilities)
+    if shown:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert driver_check.main(["--cuda", cuda]) == bool(old)
+    told = capsys.readouterr()
+    for it in capabilities:
+        assert f"compute capability {it}," in told.out
+    named = [f"NVIDIA H100 80GB HBM3 ({it})" for it in old]
+    assert (f"needs GPUs of compute capability 7.5 or higher, got {', '.join(named)}: " in told.err) == bool(old)
+
+
+def test_a_gpu_without_bfloat16_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    set_gpus(monkeypatch, tmp_path, 2, capabilities=["7.5", "8.0"])
+    assert driver_check.main(["--cuda", "13.0"]) == 0
+    assert capsys.readouterr().out.count("it does not multiply bfloat16, which vLLM needs") == 1
+
+
 def test_the_check_of_a_machine_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     set_gpus(monkeypatch, tmp_path, 2, driver="570.86.10", free=3_000)
     assert driver_check.main(["--cuda", "13.0"]) == 1
     told = capsys.readouterr()
-    assert told.out.count("driver 570.86.10, 2.9 of 79.6 GiB are free") == 2 == told.out.count("another program uses")
+    assert (
+        told.out.count("driver 570.86.10, compute capability 9.0, 2.9 of 79.6 GiB are free")
+        == 2
+        == told.out.count("another program uses")
+    )
     assert "needs a driver of version 580 or newer" in told.err
     set_gpus(monkeypatch, tmp_path)
     assert driver_check.main(["--cuda", "13.0"]) == 0
