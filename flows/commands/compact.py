@@ -8,6 +8,7 @@ from dataclasses import asdict
 from flows.commands.arguments import RUN_HELP, explain, open_run
 from flows.planning.run_summary import has_all
 from flows.progress import bar
+from storage.local_files.scratch import remove_left
 from storage.maintenance.compactor import Compacted, Progress, compact
 from storage.runs.run import Run, run_urls
 from tba.config import parse
@@ -35,8 +36,10 @@ def command(options: argparse.Namespace) -> int:
 def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | None = None) -> Compacted:
     """Compact a run according to its settings. The number of checkpoints that the run keeps decides which shards are
     merged. With `drop_payloads`, the settings of sampling decide which trajectories can still be drawn and so keep
-    their tokens."""
+    their tokens. Also remove what killed trainers of this machine have left in a run on a local disk."""
     config = parse(run.config)
+    if run.folder:
+        remove_left(run.folder)
     return compact(
         run,
         keep_checkpoints=config.sync.keep_checkpoints,

@@ -11,6 +11,7 @@ from flows.progress import bar
 from flows.supervision.interfaces import CLOSED
 from flows.supervision.processes import is_gone
 from storage import layout
+from storage.local_files.scratch import remove_left
 from storage.maintenance.resume_check import refuse_damage
 from storage.objects.open_store import open_store
 from storage.runs.control import change_state, is_state_known
@@ -25,6 +26,7 @@ def start(config: Config, root: str | None, name: str | None, *, created_by: str
     """Store a new run, which a supervisor can then start. Without a name, its name is made of the time and `task`, the
     name of the task or preset that was asked for. Raise ConfigError if a run of this name exists."""
     root = root or default_root()
+    remove_left_scratch(root)
     name = name or f"{short_name(task or config.task.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     sampler = read_sampler(config)
     try:
@@ -40,6 +42,14 @@ def start(config: Config, root: str | None, name: str | None, *, created_by: str
         raise _exists_error(root, name) from None
     change_state(run, desired="run", searchers=config.search.searchers, why="started")
     return run
+
+
+def remove_left_scratch(root: str) -> None:
+    """Remove what killed trainers of this machine have left in the runs under a root, if it is on a local disk. A run
+    that is resumed does this by itself."""
+    runs = open_store(root.rstrip("/")).local_path(layout.RUNS.rstrip("/"))
+    for record in runs.glob(f"*/{layout.RUN}") if runs else ():
+        remove_left(record.parent)
 
 
 def refuse_existing(root: str | None, name: str | None) -> None:

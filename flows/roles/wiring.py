@@ -15,7 +15,6 @@ from flows.roles.gpu_shifts import GpuShifts
 from flows.roles.model_loading import Tell, find_adapter, first_device, load_policy, load_start, model_at
 from flows.roles.prompt_intake import store_prompts, stream_of_prompts
 from flows.roles.rank import start_ranks
-from storage import layout
 from storage.local_files.scratch import scratch_folder
 from storage.log.ledger import ParquetLedger, find_faults
 from storage.log.prompts import read_prompts
@@ -95,7 +94,8 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     attempt, checkpoint = starting_checkpoint.claim(run, config, lease, events)
     Thread(target=_tell_of_ledger, args=(run, attempt, events), daemon=True).start()
     shift = _open_shifts(run, config, lease, check=partial(_check_unless_stopped, lease))
-    with scratch_folder(_folder_of(run)) as scratch:
+    # What the trainer writes inside the folder of a local run can be stored as links, without another copy.
+    with scratch_folder(run.folder) as scratch:
         shift.begin()
         if checkpoint is not None:
             adapter = find_adapter(run, config, lease.tell)
@@ -136,13 +136,6 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 trainer.resume(state)
                 events.write("resumed", f"attempt {attempt.number} goes on after step {state.step}")
             trainer.run()
-
-
-def _folder_of(run: Run) -> Path | None:
-    """Return the folder of a run that is stored on a local disk. What the trainer writes inside it can be stored as
-    links, without another copy. Return None for a remote run."""
-    record = run.own.local_path(layout.RUN)
-    return record.parent if record else None
 
 
 def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 from storage import layout
@@ -122,6 +123,12 @@ class Run:
     def own(self) -> Store:
         """The store of the run's own objects, without those that a fork inherits."""
         return self.inherits.own if self.inherits else self.store
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a run that is stored on a local disk; None for a remote run."""
+        record = self.own.local_path(layout.RUN)
+        return record.parent if record else None
 
     def for_reading(self, looking_at: LookingAt) -> "Run":
         """Return the same run for readers that continue if a sync record of an ancestor is damaged."""

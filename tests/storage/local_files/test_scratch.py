@@ -1,6 +1,7 @@
 """Scratch folders are removed, however their processes end."""
 
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.local_files.scratch import scratch_folder
+from storage.local_files.scratch import remove_left, scratch_folder
 
 HOLDS = """
 import time
@@ -59,6 +60,19 @@ def test_a_folder_inside_another_is_hidden_and_what_was_left_there_is_removed(te
         assert folder.parent == inside and folder.name.startswith(".") and not left.exists()
         assert {it.name for it in inside.iterdir()} == {folder.name, second.name}
     assert list(inside.iterdir()) == []
+
+
+def test_what_was_left_inside_a_folder_is_removed_without_a_new_one_if_it_is_of_this_machine(temporary: Path):
+    (inside := temporary / "run").mkdir()
+    with scratch_folder(inside) as folder:
+        name = folder.name
+        remove_left(inside)
+        assert folder.exists(), "it is in use"
+    (inside / name).mkdir()  # as if its process had been killed
+    (other := inside / name.replace(socket.gethostname(), "elsewhere")).mkdir()
+    assert other.name != name
+    remove_left(inside)
+    assert list(inside.iterdir()) == [other]
 
 
 def test_no_folder_is_taken_from_a_process_that_is_just_making_it(temporary: Path):
