@@ -65,7 +65,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
     with closing(open_generator(config, events, search_sampling(config), size, adapter)) as generator:
         scorer = None
         if config.stores_reference_logps:
-            scorer = _scorer(config, adapter, versions.load(reference), reference)
+            scorer = scorers(config, adapter, events)(versions.load(reference), reference)
         shift.hold(generator, scorer)
         shift.end()
         searcher = Searcher(
@@ -147,7 +147,7 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     adapter = find_adapter(run, config, lease.tell)
     needs_reference = isinstance(task, Measures) and task.needs_reference
     sampling = evaluation_sampling(config, reads_logps=needs_reference)
-    scorer, size = partial(_scorer, config, adapter), partial(_parameters, versions, reference, adapter)
+    scorer, size = scorers(config, adapter, events), partial(_parameters, versions, reference, adapter)
     shift.begin()
     with closing(open_generator(config, events, sampling, size, adapter)) as generator:
         reference_scorer = scorer(versions.load(reference), reference) if needs_reference else None
@@ -182,8 +182,12 @@ def tell_padding(learner: Learner, events: Events) -> None:
         message = f"responses are padded, and each is read with its own copy of the prompt: {why} (docs/models.md)"
         events.write("trainer-pads", message, why=why)
     if why := learner.attention_pads_because:
-        message = f"attention reads packed rows in padded calls: {why} (docs/models.md)"
-        events.write("attention-pads", message, why=why)
+        _tell_attention(why, events)
+
+
+def _tell_attention(why: str, events: Events) -> None:
+    message = f"attention reads packed rows in padded calls: {why} (docs/models.md)"
+    events.write("attention-pads", message, why=why)
 
 
 def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
@@ -231,6 +235,21 @@ def _parameters(versions: Versions, reference: Version, adapter: Adapter | None)
     """Return the number of parameters of the policy, without those of adapters."""
     folder = adapter.base if adapter else versions.load(reference)
     return sum(sum(sizes_of(file).values()) for file in weight_files(folder))
+
+
+def scorers(config: Config, adapter: Adapter | None, events: Events) -> Callable[[Path, Version], PolicyScorer]:
+    """Return a function that loads scorers. The first one whose attention pads is told in an event, as all have the
+    same architecture."""
+    told = list[str]()
+
+    def load(folder: Path, version: Version) -> PolicyScorer:
+        scorer = _scorer(config, adapter, folder, version)
+        if (why := scorer.attention_pads_because) and not told:
+            told.append(why)
+            _tell_attention(why, events)
+        return scorer
+
+    return load
 
 
 def _scorer(config: Config, adapter: Adapter | None, folder: Path, version: Version) -> PolicyScorer:

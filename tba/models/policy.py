@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from tba.batches.batching import buckets, pad
 from tba.batches.logprobs import token_logps
-from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows
+from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows, why_attention_pads
 from tba.batches.padded_calls import tokens_per_call
 from tba.models import adapters
 from tba.models.adapters import Adapter, AdapterSnapshot
@@ -155,6 +155,10 @@ class PolicyScorer:
         self.parking = Parking(lambda: [policy.model])
         if owns:
             lower_products(policy.model, compute_dtype)
+        self.attention_pads_because = ""
+        if self.packs:
+            with computing(policy.model, compute_dtype):
+                self.attention_pads_because = why_attention_pads(policy.model)
 
     def token_logps(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create, resolve
 from flows.roles import model_loading, prompt_intake, wiring
 from flows.roles.buffer_process import make_buffer
@@ -15,9 +17,10 @@ from storage.runs.events import Events
 from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import ConfigError
+from tba.models import policy
 from tba.presets import preset
 from tba.tasks.quickstart import Quickstart
-from tba.types import Prompt
+from tba.types import Prompt, Version
 from tests.support.flows.live_roles import rows
 
 
@@ -40,6 +43,18 @@ def test_the_trainer_writes_an_event_if_attention_takes_packed_rows_apart(tmp_pa
     found = rows(run, "select message, data ->> 'why' from events where kind = 'attention-pads'")
     message = "attention reads packed rows in padded calls: the kernel is not for this GPU (docs/models.md)"
     assert found == [(message, "the kernel is not for this GPU")]
+
+
+def test_scorers_of_searchers_and_the_evaluator_tell_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On this CPU, the model pads as if it were on a GPU without a kernel, and says in which format it computes."""
+    monkeypatch.setattr(policy, "why_attention_pads", lambda model: f"autocast {torch.is_autocast_enabled('cpu')}")
+    run = create.start(preset("quickstart"), str(tmp_path), "first")
+    config = preset("quickstart").replace({"training.compute_dtype": "bfloat16"})
+    load = wiring.scorers(config, None, Events(run, "evaluator", 1))
+    for number in (0, 1):
+        assert load(tiny_folder(tmp_path / "policy"), Version(number, 1)).attention_pads_because == "autocast True"
+    found = rows(run, "select data ->> 'why' from events where kind = 'attention-pads'")
+    assert found == [("autocast True",)]
 
 
 def test_the_replay_buffer_evicts_as_the_settings_say(tmp_path: Path):
