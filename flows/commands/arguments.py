@@ -57,6 +57,15 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_gpus(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option --gpus. `what` says what the command does so that the run fits."""
+    parser.add_argument(
+        "--gpus",
+        metavar="GPUS",
+        help=f"GPUs for the run, such as 1x24 or 8x80 (number and GiB of each), or those found `here`: {what}",
+    )
+
+
 def read_changes(options: argparse.Namespace) -> dict[str, Any]:
     return dict(_change(text) for texts in options.changes for text in texts)
 

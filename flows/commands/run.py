@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from flows.commands.arguments import DONE, add_set, explain, read_changes
+from flows.commands.arguments import DONE, add_gpus, add_set, explain, read_changes
 
 if TYPE_CHECKING:
     from storage.runs.run import Run
@@ -32,34 +32,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="number of gradient steps")
     parser.add_argument("--searchers", type=int, help="number of searchers")
     parser.add_argument("--seed", type=int, help="seed of everything random")
-    parser.add_argument(
-        "--gpus",
-        metavar="GPUS",
-        help="change settings so that the run fits on GPUs, such as 1x24 or 8x80 (number and GiB of each), or on "
-        "those found `here`; settings of --set stay",
-    )
+    add_gpus(parser, "change settings so that the run fits by its plan of memory; settings of --set stay")
     parser.add_argument("--dry-run", action="store_true", help="show what the settings mean and start nothing")
 
 
 def command(options: argparse.Namespace) -> int:
-    from flows.planning import create, describe, memory_plan, resolve
+    from flows.planning import create, describe, fit_to_gpus, resolve
+    from flows.planning.plan_table import assigned
 
     changes, flat = read_changes(options), {name: getattr(options, name) for name in resolve.FLAT}
     elsewhere = options.dry_run and options.gpus not in (None, "here")
     config = resolve.resolve(options.task, changes, uses_gpus_here=not elsewhere, **flat)
-    gpus, fitted = memory_plan.fit(config, options.gpus, keep=resolve.changed_settings(changes, flat))
+    keep = resolve.changed_settings(changes, flat)
+    gpus, fitted = fit_to_gpus.fit(config, options.gpus, keep, runs_here=not options.dry_run)
     if fitted:
         config = config.replace(fitted)
-        print(f"to fit on {gpus}: {memory_plan.assigned(fitted)}", file=sys.stderr)
-    elif warning := memory_plan.warning(config, gpus):
+        print(f"to fit on {gpus}: {assigned(fitted)}", file=sys.stderr)
+    elif warning := fit_to_gpus.warning(config, gpus):
         print(f"warning: {warning}", file=sys.stderr)
     if options.dry_run:
         create.refuse_existing(options.root, options.name)
         print(describe.describe(config, gpus))
         return DONE
-    if options.gpus:
-        memory_plan.check_there(config, gpus)
-    for warning in memory_plan.warnings_here(config):
+    for warning in fit_to_gpus.warnings_here(config):
         print(f"warning: {warning}", file=sys.stderr)
     return supervise(create.start(config, options.root, options.name, created_by="tba run", task=options.task))
 

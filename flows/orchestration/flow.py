@@ -8,6 +8,7 @@ stops all roles in order. The run can be resumed afterwards.
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -17,9 +18,10 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, State
 from pydantic import Field
 
+from flows.commands.fork import FIXED
 from flows.orchestration.artifacts import SECONDS_LEFT, Reports
 from flows.orchestration.deployments import DeploymentLauncher
-from flows.planning import create, memory_plan, resolve
+from flows.planning import create, fit_to_gpus, resolve
 from flows.supervision.background_supervisor import Background, local_launcher
 from flows.supervision.interfaces import FAILED_WHY, Launcher
 from flows.supervision.supervisor import supervise
@@ -64,20 +66,21 @@ def tba(
         resume: Continue a run that was interrupted or stopped.
         overrides: Any other settings by their dotted names, such as {"training.learning_rate": 1e-5}.
         gpus: GPUs on which the run has to fit, such as 1x24 or 8x80 (number and GiB of each), or `here`: settings that
-            are not given are changed accordingly.
+            are not given are changed accordingly. With `resume`, a run that does not fit is refused.
     """
     name, root = run_name(task, run), resolve.lasting(root or default_root())
     if resume or is_another_go(name, root):
-        changes: dict[str, Any] = {"steps": steps, "seed": seed, "overrides": overrides or None, "gpus": gpus}
+        changes: dict[str, Any] = {"steps": steps, "seed": seed, "overrides": overrides or None}
         if resume and (given := [f"{name}={value!r}" for name, value in changes.items() if value is not None]):
             raise ConfigError(
-                "resume: the run keeps its settings, so steps, seed, overrides and gpus must not be given, got "
+                "resume: the run keeps its settings, so steps, seed and overrides must not be given, got "
                 f"{', '.join(given)}"
             )
+        fits = partial(refuse_too_large, gpus, launcher) if resume and gpus else None
         while True:
             try:
                 # A retry keeps the number of searchers, because `tba scale` may have changed it since.
-                subject, config = resume_run(task, name, root, searchers if goes() == 1 else None)
+                subject, config = resume_run(task, name, root, searchers if goes() == 1 else None, fits=fits)
                 break
             except create.AlreadySupervised as error:
                 if goes() == 1:
@@ -104,7 +107,7 @@ def settings_of(
     config = resolve.resolve(task, overrides, runs_here=here, uses_gpus_here=here, **flat)
     if not gpus:
         return config
-    return config.replace(memory_plan.fit(config, gpus, keep=resolve.changed_settings(overrides, flat))[1])
+    return config.replace(fit_to_gpus.fit(config, gpus, resolve.changed_settings(overrides, flat), runs_here=here)[1])
 
 
 def look_after(run: Run, config: Config, launcher: str, task: str) -> None:
@@ -141,9 +144,18 @@ def stand_by(run: Run) -> str | State[Any] | None:
     return Cancelled(message=f"run {run.name} was stopped: {wanted.why}; it can be resumed: {run.url}")
 
 
-def resume_run(task: str, name: str | None, root: str, searchers: int | None) -> tuple[Run, Config]:
+def refuse_too_large(gpus: str, launcher: str, config: Config) -> None:
+    fit_to_gpus.refuse_too_large(config, gpus, FIXED, runs_here=launcher == "local")
+
+
+def resume_run(
+    task: str, name: str | None, root: str, searchers: int | None, *, fits: Callable[[Config], None] | None = None
+) -> tuple[Run, Config]:
+    """Resume a run. `fits` raises ConfigError if the run must not be resumed with its settings."""
     if name is None:
         raise ConfigError("run: must be the name or URL of the run to resume, got nothing")
+    if fits:
+        fits(parse_known(Run.open(url_of(name, root)).config))
     subject, config = create.resume(url_of(name, root))
     if config.task.name != task_of(task):
         raise ConfigError(f"task: run {subject.name!r} is of task {config.task.name!r}, got {task!r}")

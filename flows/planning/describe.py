@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from flows.planning import memory_plan, trainer_memory
+from flows.planning import trainer_memory
 from flows.planning.memory_plan import Gpus
 from flows.planning.model_sizes import find_policy
+from flows.planning.plan_table import table
 from flows.planning.resolve import ask_earlier_run
 from flows.roles.engines import lacks_adapter_kernels
 from storage.queries.difficulty import Known
@@ -63,7 +64,7 @@ def describe(config: Config, gpus: Gpus | None = None) -> str:
 
 def _on_gpus(config: Config, gpus: Gpus | None) -> Iterator[str]:
     if gpus and (model := find_policy(config)):
-        yield from memory_plan.table(config, model, gpus)
+        yield from table(config, model, gpus)
 
 
 def _prompts(known: Known) -> str:

@@ -1,5 +1,7 @@
 """Estimate the memory that a trainer needs, from the settings and, if it is known, the size of the policy."""
 
+import math
+
 from flows.planning.model_sizes import Model, find_policy
 from tba.batches.output_pieces import KEPT_BYTES, ON_CPU, ON_GPU, Pieces
 from tba.config import Config
@@ -149,12 +151,16 @@ def _learns_values(config: Config) -> bool:
 
 
 def most_tokens(config: Config) -> tuple[int, str]:
-    """Return the maximum number of tokens in a micro-batch, and a description of these tokens."""
-    training, search = config.training, config.search
-    if budget := training.tokens_per_micro_batch:
+    """Return the maximum number of tokens in a micro-batch, and a description of these tokens. A micro-batch never has
+    more groups than a step gives to a rank, and always room for a whole response."""
+    training = config.training
+    group = config.search.max_prompt_tokens + training.responses_per_prompt * config.search.max_response_tokens
+    in_step = math.ceil(training.prompts_per_step / training.ranks)
+    if (budget := training.tokens_per_micro_batch) and max(budget, config.longest) < in_step * group:
+        if budget < config.longest:
+            return config.longest, f"a longest response and its prompt of {config.longest:,} tokens"
         return budget, f"{budget:,} tokens at once"
-    groups, group = training.most_groups or 1, config.search.max_prompt_tokens
-    group += training.responses_per_prompt * search.max_response_tokens
+    groups = min(training.most_groups or in_step, in_step)
     return groups * group, f"{groups} groups of {group:,} tokens at full length"
 
 

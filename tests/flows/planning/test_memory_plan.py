@@ -9,9 +9,12 @@ import pytest
 
 from flows.cli import build_parser, main
 from flows.commands.arguments import read_changes
-from flows.planning import memory_plan, resolve, role_memory
-from flows.planning.memory_plan import Gpus, fit, fits, nearest, place, table, warning
+from flows.planning import fit_to_gpus, memory_plan, resolve, role_memory
+from flows.planning.fit_to_gpus import fit, warning
+from flows.planning.memory_plan import Gpus, fits, place
 from flows.planning.model_sizes import KNOWN, find_model, find_policy
+from flows.planning.nearest_settings import nearest
+from flows.planning.plan_table import table
 from flows.supervision.gpus import Devices
 from tba.config import Config
 from tba.errors import ConfigError
@@ -97,7 +100,7 @@ def test_one_and_a_half_billion_parameters_are_trained_with_adapters_on_24_gigab
 
 def test_in_shifts_the_role_that_needs_most_counts_beside_what_others_keep():
     config, model = preset("gsm8k").replace({"model.gpu_shifts": True}), KNOWN["realtreetune/rho-1b-sft-GSM8K"]
-    [gpu] = memory_plan.plan(config, model, SINGLE)
+    [gpu] = memory_plan.plan(config, model, SINGLE).gpus
     trainer, *others = gpu.loads
     assert trainer.parked == role_memory.CONTEXT
     assert all(load.parked == 2 * role_memory.CONTEXT + role_memory.GRAPHS for load in others)
@@ -105,7 +108,7 @@ def test_in_shifts_the_role_that_needs_most_counts_beside_what_others_keep():
     assert largest.needed > trainer.needed, "its engine has the GPU to itself"
     kept = sum(load.parked for load in gpu.loads) - largest.parked
     assert gpu.needed == pytest.approx(largest.needed + kept)
-    [at_once] = memory_plan.plan(preset("gsm8k"), model, SINGLE)
+    [at_once] = memory_plan.plan(preset("gsm8k"), model, SINGLE).gpus
     assert at_once.needed == pytest.approx(sum(load.needed for load in at_once.loads))
 
 
@@ -156,7 +159,7 @@ def test_settings_that_were_given_stay():
 
 def test_a_cache_of_a_given_size_counts_in_place_of_a_share():
     config, model = preset("gsm8k").replace({"engine.cache_gigabytes": 40.0}), KNOWN["realtreetune/rho-1b-sft-GSM8K"]
-    parts = role_memory.engine(config, model, total=MANY.size, roles=1)
+    parts = role_memory.engine(config, model, "searcher", total=MANY.size, roles=1, vllm=True)
     assert parts["vLLM"] == pytest.approx(40 * 2**30 + role_memory.least_engine(config, model), rel=0.01)
     assert "engine.memory_fraction" not in (nearest(config, model, SINGLE) or ())
 
@@ -164,7 +167,9 @@ def test_a_cache_of_a_given_size_counts_in_place_of_a_share():
 def test_the_evaluator_scores_again_what_any_engine_but_the_trainers_own_generated():
     model = KNOWN["realtreetune/rho-1b-sft-GSM8K"]
     parts = {
-        name: role_memory.evaluator(preset("gsm8k").replace({"engine.name": name}), model, total=1e12, roles=1)
+        name: role_memory.evaluator(
+            preset("gsm8k").replace({"engine.name": name}), model, total=1e12, roles=1, vllm=name == "vllm"
+        )
         for name in ("vllm", "transformers", "elsewhere:Engine")
     }
     assert ["policy for exact log-probabilities" in it for it in parts.values()] == [True, False, True]
@@ -222,8 +227,8 @@ def test_an_engine_whose_share_is_too_small_for_its_weights_does_not_fit():
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The sizes of the GPUs that this machine seems to have."""
     sizes: list[int] = []
-    monkeypatch.setattr(memory_plan, "usable", lambda config: [f"GPU-{i}" for i in range(len(sizes))])
-    monkeypatch.setattr(memory_plan, "memory_of", lambda uuids: sizes)
+    monkeypatch.setattr(fit_to_gpus, "usable", lambda config: [f"GPU-{i}" for i in range(len(sizes))])
+    monkeypatch.setattr(fit_to_gpus, "memory_of", lambda uuids: sizes)
     yield sizes
 
 

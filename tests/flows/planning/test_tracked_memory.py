@@ -2,27 +2,26 @@
 but no contents."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from flows.planning import role_memory
 from flows.planning.model_sizes import KNOWN, Model
 from tba.batches import logprobs, packing
-from tba.batches.packing import Group, row_logps
+from tba.batches.packing import row_logps
 from tba.batches.recomputation import keeping_little
 from tba.config import Config
 from tba.models.pretrained import computing
 from tba.presets import preset
+from tests.support.fake_steps import architecture, full_row, with_layers
 
-LAYERS, RESPONSES, PROMPT = 4, 8, 16
-HEADS = {"Qwen/Qwen2.5-0.5B": (14, 2), "Qwen/Qwen2.5-1.5B": (12, 2)}
+LAYERS = 4
 
 
 @pytest.mark.parametrize(
@@ -50,22 +49,10 @@ def test_a_step_takes_the_planned_memory(
     assert sum(parts.values()) - parts["CUDA"] == pytest.approx(tracked(config, name, size), rel=0.05)
 
 
-def with_layers(model: Model, layers: int) -> Model:
-    return replace(model, layers=layers, parameters=model.outside + layers * model.block)
-
-
 def tracked(config: Config, name: str, size: Model) -> int:
     """Return the greatest number of bytes that exist at once during the second of two steps. Each step has two
     micro-batches, so that gradients exist already while the second is computed."""
-    heads, keys = HEADS[name]
-    plain = Qwen2Config(
-        vocab_size=size.vocabulary, hidden_size=size.hidden, intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers, num_attention_heads=heads, num_key_value_heads=keys, tie_word_embeddings=True,
-    )  # fmt: skip
-    tokens = config.training.tokens_per_micro_batch or 0
-    response = (5,) * ((tokens - PROMPT) // RESPONSES + 1)  # without its last token, as it is not read
-    row = [Group(tuple(range(PROMPT)), [response] * RESPONSES)]
-    assert row[0].read <= tokens
+    plain, row = architecture(name, size), full_row(config.training.tokens_per_micro_batch or 0)
     with FakeTensorMode(allow_non_fake_inputs=True):
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(plain, dtype=getattr(torch, config.model.dtype))

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.harness.tiny_models import tiny_folder, tiny_llama
 from flows.planning import describe, role_memory, trainer_memory
-from flows.planning.memory_plan import Gpus, nearest
+from flows.planning.memory_plan import Gpus
 from flows.planning.model_sizes import KNOWN, Model
+from flows.planning.nearest_settings import nearest
 from tba.batches.packing import Group, row_logps
 from tba.batches.recomputation import keeping_little
 from tba.config import Config, OptimizerName, TrainingConfig
@@ -66,6 +67,27 @@ def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -
     ):
         row_logps(model, [group], temperature=1.0, tokens_per_call=512)
     return group.read, sum(sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({"training.tokens_per_micro_batch": 8192}, 8192),
+        ({"training.tokens_per_micro_batch": 500}, 1024),  # a prompt and a response
+        ({"training.tokens_per_micro_batch": 10**6}, 7 * 10_752),
+        ({"training.tokens_per_micro_batch": 10**6, "training.ranks": 2}, 4 * 10_752),
+        ({"training.tokens_per_micro_batch": 10**6, "training.prompts_per_step": 1}, 10_752),
+        ({"training.groups_per_micro_batch": 2}, 2 * 10_752),
+        ({"training.groups_per_micro_batch": 2, "training.ranks": 7}, 10_752),
+        ({}, 7 * 10_752),
+    ],
+)
+def test_a_micro_batch_has_no_more_tokens_than_a_step_of_a_rank_and_no_fewer_than_a_response(
+    changes: dict[str, Any], tokens: int
+):
+    """A group of gsm8k has 512 + 20 x 512 tokens at full length, and a step 7 groups."""
+    config = preset("gsm8k").replace({"training.groups_per_micro_batch": None, **changes})
+    assert trainer_memory.most_tokens(config)[0] == tokens
 
 
 @pytest.mark.parametrize(

@@ -145,10 +145,12 @@ def test_the_plan_and_the_description_of_a_run_know_that_transformers_serves_ada
     config = preset("gsm8k").replace(ADAPTERS)
     note = "on a GPU responses come from transformers, which is slower"
     assert note in describe(config) and note not in describe(config.replace(IN_16_BITS))
-    assert not role_memory.uses_vllm(config) and role_memory.uses_vllm(config.replace(IN_16_BITS))
+    fits_kernels = config.replace(IN_16_BITS)
+    assert not role_memory.uses_vllm(config, "searcher") and role_memory.uses_vllm(fits_kernels, "searcher")
     model = KNOWN["realtreetune/rho-1b-sft-GSM8K"]
-    for it, parts in ((config, {"policy", "keys and values"}), (config.replace(IN_16_BITS), {"vLLM"})):
-        assert parts <= set(role_memory.searcher(it, model, total=80 * 2**30, roles=1))
+    for it, parts in ((config, {"policy", "keys and values"}), (fits_kernels, {"vLLM"})):
+        vllm = role_memory.uses_vllm(it, "searcher")
+        assert parts <= set(role_memory.searcher(it, model, total=80 * 2**30, roles=1, vllm=vllm))
 
 
 def test_rounded_weights_are_refused_wherever_the_engine_would_not_round_them(monkeypatch: pytest.MonkeyPatch):

@@ -258,6 +258,23 @@ def test_rounded_weights_are_16_bits_before_and_are_rounded_again_when_they_are_
         assert "_already_called_process_weights_after_loading" in method, f"{TRANSFER}: {name} marks rounded layers so"
 
 
+def test_only_linear_layers_and_experts_are_rounded_so_that_embedding_and_output_layer_keep_16_bits():
+    layers = "vllm/model_executor/layers"
+    with needed_by(ours := "flows/planning/role_memory.py (engine_weights)"):
+        rounds = find(f"{layers}/quantization/online/base.py", "OnlineQuantizationConfig.resolve_quant_method_cls")
+        asked = [
+            ast.unparse(it.args[1])
+            for it in ast.walk(rounds)
+            if isinstance(it, ast.Call) and ast.unparse(it.func) == "issubclass"
+        ]
+        assert asked == ["LinearBase", "RoutedExperts"], f"{ours}: vLLM rounds {asked}"
+        for name in ("VocabParallelEmbedding", "ParallelLMHead"):
+            kind = find(f"{layers}/vocab_parallel_embedding.py", name)
+            assert isinstance(kind, ast.ClassDef)
+            bases = [ast.unparse(it) for it in kind.bases]
+            assert bases in (["PluggableLayer"], ["VocabParallelEmbedding"]), f"{ours}: {name} is a {bases}"
+
+
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 
