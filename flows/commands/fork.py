@@ -3,14 +3,16 @@ had stored by that step."""
 
 import argparse
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from flows.commands.arguments import DONE, RUN_HELP, add_set, explain, open_run, read_changes
+from flows.commands.arguments import DONE, RUN_HELP, add_gpus, add_set, explain, open_run, read_changes
 from flows.commands.run import supervise
-from flows.planning import create, resolve
+from flows.planning import create, fit_to_gpus, resolve
+from flows.planning.plan_table import assigned
 from flows.planning.run_summary import newest_sync
 from flows.progress import bar
 from flows.roles.threads import use_threads
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step", type=int, required=True, metavar="N", help="a step at which a sync took place; 0 is the start"
     )
     add_set(parser)
+    add_gpus(parser, "change settings so that the fork fits by its plan of memory; settings of --set stay")
     parser.add_argument("--replay", action="store_true", help="train on the recorded trajectories only")
     parser.add_argument("--name", help="name of the fork (default: the parent's and the step)")
     parser.add_argument(
@@ -67,21 +70,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     parent = open_run(options.run)
-    run = fork(parent, options.step, read_changes(options), name=options.name, replay=options.replay)
+    changes = read_changes(options)
+
+    def fit(config: Config) -> Mapping[str, Any]:
+        return fit_fork(config, options.gpus, changes, replay=options.replay, starts=not options.no_start)
+
+    run = fork(parent, options.step, changes, name=options.name, replay=options.replay, fit=fit)
     if options.no_start:
         print(run.url)
         return DONE
     return supervise(run)
 
 
-def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None = None, replay: bool = False) -> Run:
-    """Create the fork without starting it, by default under the first free name. Raise ConfigError, with the reason, if
-    the fork is not possible."""
+def fit_fork(
+    config: Config, asked: str | None, changes: Mapping[str, Any], *, replay: bool, starts: bool
+) -> Mapping[str, Any]:
+    """Return the changes of settings with which a fork fits on the GPUs `asked`, and print them. A fork in step with
+    its parent must have as many searchers. Without `asked`, print a warning if a fork that starts does not fit on the
+    GPUs of this machine."""
+    if not asked and not starts:
+        return {}
+    keep = {*changes, *FIXED, *(("search.searchers",) if config.sync.lag is not None else ())}
+    planned = fit_to_gpus.with_searchers(config, 0) if replay else config
+    gpus, fitted = fit_to_gpus.fit(planned, asked, keep, runs_here=starts)
+    if fitted:
+        print(f"to fit on {gpus}: {assigned(fitted)}", file=sys.stderr)
+    elif warning := fit_to_gpus.warning(planned, gpus):
+        print(f"warning: {warning}", file=sys.stderr)
+    return fitted
+
+
+def fork(
+    parent: Run,
+    step: int,
+    changes: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    replay: bool = False,
+    fit: Callable[[Config], Mapping[str, Any]] = lambda config: {},
+) -> Run:
+    """Create the fork without starting it, by default under the first free name. `fit` returns further changes of the
+    settings. Raise ConfigError, with the reason, if the fork is not possible."""
     if name and open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
         raise _exists_error(parent, name)
     before = parse(parent.config)
     origin = _origin(parent, step, replay=replay)
     config, sampler = _settings(parent, before, origin, changes)
+    if fitted := fit(config):
+        config, sampler = _settings(parent, before, origin, {**changes, **fitted})
     _check_steps(parent, origin, config)
     _check_payloads(parent, origin, config)
     trainer = _repeat_steps(parent, origin) if origin.rebuilt else None

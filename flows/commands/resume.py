@@ -1,10 +1,15 @@
 """`tba resume`: continue an interrupted run."""
 
 import argparse
+import sys
+from typing import TYPE_CHECKING
 
-from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
+from flows.commands.arguments import DONE, RUN_HELP, add_gpus, explain, open_run
 from flows.commands.run import supervise
 from tba.errors import ConfigError
+
+if TYPE_CHECKING:
+    from storage.runs.run import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n  tba resume first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_gpus(parser, "refuse to resume if the run does not fit by its plan of memory")
     parser.add_argument("--set", nargs="*", dest="changes", help=argparse.SUPPRESS)  # refused below
 
 
@@ -36,5 +42,23 @@ def command(options: argparse.Namespace) -> int:
         further = "" if replays else f"; `tba fork {run.url} --step {last} --set training.steps=…` goes further"
         print(f"run {run.name} has finished already{further}\n{last_scores(run)}\n\n{where_next(run)}")
         return DONE
+    _plan(run, options.gpus)
     run, _ = create.resume(run.url)
     return supervise(run)
+
+
+def _plan(run: "Run", asked: str | None) -> None:
+    """Raise ConfigError if the run does not fit on the GPUs `asked`. Without them, print a warning if the run does not
+    fit on those of this machine."""
+    from flows.commands.fork import FIXED
+    from flows.planning import fit_to_gpus
+    from storage.runs.control import is_state_known, read_state
+    from tba.config import parse_known
+
+    config = parse_known(run.config)
+    if is_state_known(run):
+        config = fit_to_gpus.with_searchers(config, read_state(run).searchers)
+    if asked:
+        fit_to_gpus.refuse_too_large(config, asked, keep=FIXED)
+    elif warning := fit_to_gpus.warning(config, fit_to_gpus.found_here(config)):
+        print(f"warning: {warning}", file=sys.stderr)

@@ -66,6 +66,13 @@ def test_an_audit_finds_every_step_as_the_ledger_says(killed: Run, unbroken: Run
         assert found.began_after < step
 
 
+def test_settings_that_fit_are_checked_and_stored_as_if_they_were_given(killed: Run):
+    fitting = fork.fork(killed, 0, {"seed": 3}, name="fitting", fit=lambda config: {"training.learning_rate": 1e-5})
+    assert (fitting.config["seed"], fitting.config["training"]["learning_rate"]) == (3, 1e-5)
+    with pytest.raises(ConfigError, match=r"^--set: model\.lora_rank is shared with the parent"):
+        fork.fork(killed, 0, {}, name="another", fit=lambda config: {"model.lora_rank": 8})
+
+
 def altered(run: Run, folder: Path, key: str, change: Callable[[pa.Table], pa.Table]) -> Run:
     """Return a copy of the run in which one object is changed."""
     subprocess.run(["cp", "-r", run.url, str(folder / run.name)], check=True)
