@@ -180,10 +180,11 @@ class LocalStore:
     def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[tuple[str, os.stat_result | None]]:
         """Yield the key and the status of everything below a folder that is not a folder itself, if the key starts with
         `prefix` and sorts after `after`. The status of a link that leads nowhere is None."""
-        if folder < after and not after.startswith(folder):
-            return  # everything inside sorts before `after`
         for entry in self._scan(folder):
-            key, found = folder + entry.name, about(entry)
+            key = folder + entry.name
+            if key <= after and f"{key}/" < after and not after.startswith(f"{key}/"):
+                continue  # it sorts before `after`, and so does everything inside, so its status is not needed
+            found = about(entry)
             if _is_folder(found):
                 if key.startswith(prefix) or prefix.startswith(f"{key}/"):
                     yield from self._walk(f"{key}/", prefix, after)

@@ -7,6 +7,7 @@ Each event names the event that its writer stored before it. So a check finds an
 import json
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,12 +16,19 @@ from typing import Any
 
 from storage import layout
 from storage.objects import records
+from storage.objects.store import Entry
 from storage.runs.run import Run
 from tba.errors import AlreadyExists, Damaged, Missing, StorageError
 
 log = logging.getLogger(__name__)
 
 ROUTINE = {"version-adopted"}  # kinds of events that are frequent and never news
+
+LATE = 100
+"""How many newer events of its role may be stored before an event and the event is still read."""
+
+LISTED_AT_ONCE = 1000
+"""Events that one request to S3 lists."""
 
 _FIELDS = ("at", "role", "kind", "severity", "message")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -94,18 +102,32 @@ def _plain(data: dict[str, Any]) -> Any:
 
 
 class EventReader:
-    """Reads the events of a run, each of them once. Damaged events are logged and skipped."""
+    """Reads the events of a run, each of them once. Damaged events are logged and skipped.
+
+    A look lists all events together, or what is new of each role, whichever takes fewer requests. So its cost is
+    bounded by the number of roles, however many events are stored. An event is missed only if its role has stored more
+    than `LATE` other events in the meantime."""
 
     def __init__(self, run: Run):
         self.run = run
-        self._known: set[str] = set()
+        self._by_role: defaultdict[str, _SeenEvents] = defaultdict(_SeenEvents)
 
     def new(self) -> list[dict[str, Any]]:
         """Return the events that have arrived since the last call, sorted by the times that they state."""
-        keys = [entry.key for entry in self.run.store.list(layout.EVENTS) if layout.is_part(entry.key)]
-        keys = [key for key in keys if key not in self._known]
+        keys = [entry.key for entry in self._listed() if layout.is_part(entry.key)]
+        keys = [key for key in keys if not self._by_role[_role_of(key)].has(key)]
         events = [event for key, data in self._read(keys) if (event := self._decoded(key, data))]
+        for seen in self._by_role.values():
+            seen.forget()
         return sorted(events, key=lambda event: (event["at"], event["role"]))
+
+    def _listed(self) -> Iterator[Entry]:
+        stored = sum(seen.count for seen in self._by_role.values())
+        if stored <= LISTED_AT_ONCE * (1 + len(self._by_role)):
+            yield from self.run.store.list(layout.EVENTS)
+            return
+        for role in self.run.store.folders(layout.EVENTS):
+            yield from self.run.store.list(f"{layout.EVENTS}{role}/", after=self._by_role[role].after)
 
     def _read(self, keys: list[str]) -> Iterator[tuple[str, bytes]]:
         """Yield the key and the bytes of each event. An event that is listed but does not exist is skipped."""
@@ -120,7 +142,7 @@ class EventReader:
 
     def _decoded(self, key: str, data: bytes) -> dict[str, Any] | None:
         """Return the event; None if it is damaged. Damage is logged."""
-        self._known.add(key)
+        self._by_role[_role_of(key)].add(key)
         name = f"{self.run.url}/{key}"
         try:
             event = records.decode(data, name, *_FIELDS)
@@ -131,6 +153,32 @@ class EventReader:
             log.warning("an event is skipped: %s", error)
             return None
         return event
+
+
+class _SeenEvents:
+    """The events of one role that were read. Only the keys of the newest are kept."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.after = ""  # this key and all smaller ones count as read
+        self._newest: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        return key <= self.after or key in self._newest
+
+    def add(self, key: str) -> None:
+        self.count += 1
+        self._newest.add(key)
+
+    def forget(self) -> None:
+        """Drop all keys but the newest `LATE`."""
+        if len(self._newest) > LATE:
+            keys = sorted(self._newest)
+            self.after, self._newest = keys[-LATE - 1], set(keys[-LATE:])
+
+
+def _role_of(key: str) -> str:
+    return key.removeprefix(layout.EVENTS).partition("/")[0]
 
 
 def read_events(run: Run) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ import duckdb
 import pytest
 
 from storage import layout
+from storage.objects.store import Entry
+from storage.runs import events as events_module
 from storage.runs.events import EventReader, Events, read_events
 from storage.runs.run import Run
 from tba.types import Version
@@ -101,3 +103,43 @@ def test_trouble_with_the_store_is_logged_not_raised(run: Run, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         Events(run, "trainer", 1).write("started", "hello")
     assert "started was not stored" in caplog.text
+
+
+@local
+def test_a_look_lists_only_what_is_new_once_there_are_many_events(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(events_module, "LISTED_AT_ONCE", 10)
+    monkeypatch.setattr(events_module, "LATE", 3)
+    writers = [Events(run, "trainer", 1), Events(run, "searcher-000", 1), Events(run, "searcher-000", 2)]
+    for writer in writers:
+        for number in range(20):
+            writer.write("tick", f"{writer.role} {writer.life} {number}")
+    reader = EventReader(run)
+    assert len(reader.new()) == 60
+    listed: list[str] = []
+    listing = run.store.list
+
+    def counted(prefix: str = "", *, after: str = "") -> list[Entry]:
+        found = listing(prefix, after=after)
+        listed.extend(entry.key for entry in found)
+        return found
+
+    monkeypatch.setattr(run.store, "list", counted)
+    assert reader.new() == []
+    assert len(listed) == 2 * 3  # the newest of each role, in case that an older one comes late
+    writers[0].write("tick", "new")
+    run.store.delete(layout.event("searcher-000", 2, 18))
+    assert [event["message"] for event in reader.new()] == ["new"]
+
+
+@local
+def test_an_event_that_is_stored_after_newer_ones_is_read(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(events_module, "LISTED_AT_ONCE", 1)
+    writer, reader = Events(run, "trainer", 1), EventReader(run)
+    for number in range(10):
+        writer.write("tick", str(number))
+    late = layout.event("trainer", 1, 4)
+    data = run.store.read(late)
+    run.store.delete(late)
+    assert len(reader.new()) == 9
+    run.store.create(late, data)
+    assert [event["message"] for event in reader.new()] == ["4"]
