@@ -1,8 +1,9 @@
 """Generate the parts of the pages in docs/ that follow from the code or from a run.
 
 python -m docs.build            writes docs/sql.md from storage/queries/sql/comments.sql; docs/settings.md and
-                                docs/commands.md from the docstrings of settings and the help texts of commands; and the
-                                tables and chart of docs/choosing.md from docs/results/old-data-quickstart.csv
+                                docs/commands.md from the docstrings of settings and the help texts of commands;
+                                docs/monitoring.md from the catalogue of metrics; and the tables and chart of
+                                docs/choosing.md from docs/results/old-data-quickstart.csv
 python -m docs.build RUN        also writes the answers in docs/queries.md, from that run
 """
 
@@ -24,7 +25,7 @@ from storage.runs.run import Run
 
 HERE = Path(__file__).parent
 SQL, QUERIES = HERE / "sql.md", HERE / "queries.md"
-SETTINGS, COMMANDS = HERE / "settings.md", HERE / "commands.md"
+SETTINGS, COMMANDS, MONITORING = HERE / "settings.md", HERE / "commands.md", HERE / "monitoring.md"
 CHOOSING, CHART = HERE / "choosing.md", HERE / "results/old-data-quickstart-lags.svg"
 STUDY = HERE / "results/old-data-quickstart.csv"
 MARK = re.compile("<!-- What follows is made by `python -m docs.build` from .* -->\n")
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> None:
     write(COMMANDS, references.commands())
     write(CHOOSING, tables())
     CHART.write_text(chart())
+    write(MONITORING, references.metrics())
     if arguments:
         con = storage.connect(arguments[0])
         QUERIES.write_text(answered(QUERIES.read_text(), lambda query: shown(con, query)))

@@ -1,5 +1,5 @@
-"""Generate the reference of settings and commands, from the docstrings in tba/config/ and tba/objectives/, and from the
-help of the command line."""
+"""Generate the reference of settings, commands and metrics, from the docstrings in tba/config/ and tba/objectives/, the
+help of the command line and the catalogue of metrics."""
 
 import argparse
 import ast
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from flows import cli
 from flows.commands import arguments
+from flows.metrics.catalogue import METRICS
 from tba.config import Config
 from tba.config.kinds import KINDS
 from tba.presets import PRESETS, preset
@@ -237,6 +238,18 @@ def _paragraphs(text: str) -> str:
 def _cell(text: str) -> str:
     """Return a text in one line, in which names of pages are links."""
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", " ".join(text.split()).replace("|", "\\|"))
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """Return a table of all metrics that `tba metrics` exports."""
+    rows = [
+        f"| `{name}` | {', '.join(f'`{label}`' for label in metric.labels)} | {_cell(metric.meaning)} |"
+        for name, metric in METRICS.items()
+    ]
+    return "\n" + _table(["metric", "labels", " "], rows)
 
 
 def _table(head: list[str], rows: list[str]) -> str:

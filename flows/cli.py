@@ -25,6 +25,7 @@ COMMANDS = {
     "sql": "Query a run with SQL, also while it is running.",
     "report": "Write an HTML file with the curves, tables and samples of a run, or a comparison of several runs.",
     "browse": "Browse the log of a run in a web browser, also while it is running.",
+    "metrics": "Export the metrics of runs to Prometheus or OpenTelemetry.",
     "check": "Verify everything a run has stored.",
     "compact": "Merge the shards of a run into a few large objects.",
     "give-up": "Let a run continue without lost shards.",

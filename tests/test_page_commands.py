@@ -166,6 +166,7 @@ EXCUSES = [
     Excuse("tba export .* --adapter", "this run has no adapters: tests/flows/runs/test_lora.py"),
     Excuse("tba give-up \\S+ traj", "this run has lost no shard: tests/flows/commands/test_give_up.py"),
     Excuse("tba browse ", "it serves pages until it is ended: tests/flows/pages/browse/test_browse_command.py"),
+    Excuse("tba metrics ", "it answers scrapes until it is ended: tests/flows/metrics/test_server.py"),
     Excuse("tba import ", "this run has finished, and other prompts: tests/flows/commands/test_import.py"),
     Excuse("tba wandb ", "W&B has processes of its own: tests/storage/metrics/test_metric_log.py"),
     Excuse("tba run .* model.path=package:", "the package is not installed: tests/tba/models/test_gguf.py"),

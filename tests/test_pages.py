@@ -85,7 +85,12 @@ def test_every_link_of_a_page_leads_somewhere(page: Path):
 
 @pytest.mark.parametrize(
     ("page", "made"),
-    [(build.SETTINGS, reference.settings), (build.COMMANDS, reference.commands), (build.CHOOSING, build.tables)],
+    [
+        (build.SETTINGS, reference.settings),
+        (build.COMMANDS, reference.commands),
+        (build.MONITORING, reference.metrics),
+        (build.CHOOSING, build.tables),
+    ],
 )
 def test_a_generated_page_says_what_the_code_says(page: Path, made: Callable[[], str]):
     assert build.made(page) == made(), "python -m docs.build makes it again"

@@ -94,11 +94,22 @@ class Evaluations:
         for key, read in records.read_each(self.run.store, keys):
             with (looking_at or raising(self.run.url))(key):
                 name = f"{self.run.url}/{key}"
-                record = records.decode(read(), name, "version", "attempt", "step", "scores")
-                if key != layout.evaluation(version := _version(record)):
-                    raise Damaged(f"{name} is the record of another version, {version}")
-                found += parse(record, name)
+                found += parse(_decoded(read(), key, name), name)
         return sorted(found, key=lambda it: it.version.order)
+
+
+def read_scores(data: bytes, key: str) -> list[Score]:
+    """Return the finite scores in the bytes of a record. Raise Damaged unless they are the record of this key."""
+    record = _decoded(data, key, key)
+    with records.reading(key):
+        return _scores_in(record, key)
+
+
+def _decoded(data: bytes, key: str, name: str) -> dict[str, Any]:
+    record = records.decode(data, name, "version", "attempt", "step", "scores")
+    if key != layout.evaluation(version := _version(record)):
+        raise Damaged(f"{name} is the record of another version, {version}")
+    return record
 
 
 def named_before(record: Mapping[str, Any]) -> Version | None:

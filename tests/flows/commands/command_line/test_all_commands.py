@@ -21,7 +21,7 @@ from tests.support.storage.synthetic import S, make_live_run
 
 COMMANDS = (
     "run", "resume", "runs", "watch", "scale", "stop", "sql", "report", "check", "export", "grade", "audit", "fork",
-    "compact", "import", "wandb",
+    "compact", "import", "metrics", "wandb",
 )  # fmt: skip
 
 
@@ -73,6 +73,7 @@ def test_a_run_that_does_not_exist_is_named(arguments: tuple[str, ...], root: st
         (("sql", "first", "-f", "{binary}"), "is not text"),
         (("sql", "first", "-f", "/no/such/file"), "/no/such/file: No such file"),
         (("export", "first", "--version", "4", "/proc/nope/x"), "DIR: /proc/nope/x cannot be written"),
+        (("metrics", "/no/such/folder"), "ROOT|RUN: there is neither a folder nor a run '/no/such/folder'"),
         (("runs", "/no/such/folder"), "ROOT: there is no folder '/no/such/folder'"),
         (("grade", "gsm8k", "{binary}"), "is not UTF-8"),
     ],

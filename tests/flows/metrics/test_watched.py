@@ -1,0 +1,121 @@
+"""Which runs a scrape shows, what it reads, and that it ends in time."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from flows.metrics import run_reader
+from flows.metrics.watched import Sample, Watched
+from storage.runs.held_lease import HeldLease
+from storage.runs.run import Run
+from tba.errors import StorageError
+from tests.support.storage.synthetic import SyntheticRun, make_run
+from tests.support.waiting import until
+
+local = pytest.mark.parametrize("root", ["local"], indirect=True)
+LONG = 60.0
+
+
+def value(samples: list[Sample], name: str, **labels: str) -> float | None:
+    found = [it for metric, own, it in samples if metric.name == name and labels.items() <= own.items()]
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def test_a_root_shows_its_runs(root: str, finished: Run, live: Run):
+    samples = Watched([root], []).scrape(deadline=LONG)
+    assert value(samples, "tba_up") == 1
+    assert value(samples, "tba_root_runs") == 2
+    assert value(samples, "tba_run_up", run="first") == value(samples, "tba_run_up", run="live") == 1
+    assert value(samples, "tba_run_step", run="first") == 8
+    assert all(own["root"] == live.root for _, own, _ in samples)
+
+
+@local
+def test_a_finished_run_is_not_read_again(root: str, finished: Run, monkeypatch: pytest.MonkeyPatch):
+    watched = Watched([], [finished])
+    first = watched.scrape(deadline=LONG)
+    for name in ("read", "read_many", "list", "read_tagged"):
+        monkeypatch.setattr(finished.store, name, lambda *_, **__: pytest.fail("it was read again"))
+    assert watched.scrape(deadline=LONG) == first
+
+
+@local
+def test_an_interrupted_run_is_read_again_once_a_role_is_alive(root: str, monkeypatch: pytest.MonkeyPatch):
+    run = SyntheticRun(root, "first").begin().run
+    watched = Watched([root], [])
+    assert value(watched.scrape(deadline=LONG), "tba_run_state", state="interrupted") == 1
+    with HeldLease(run, "trainer", every=3600.0):
+        assert value(watched.scrape(deadline=LONG), "tba_run_state", state="running") == 1
+    assert value(watched.scrape(deadline=LONG), "tba_run_state", state="interrupted") == 1
+
+
+@local
+def test_dormant_runs_are_looked_at_in_turn(root: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("flows.metrics.watched.DORMANT_AT_ONCE", 1)
+    runs = [SyntheticRun(root, f"run-{number}").begin().run for number in range(3)]
+    watched = Watched([root], [])
+    assert [value(watched.scrape(deadline=LONG), "tba_run_state", run=run.name, state="interrupted") for run in runs]
+    looks: list[str] = []
+    look = run_reader.RunReader.look
+
+    def counted(reader: run_reader.RunReader) -> bool:
+        looks.append(reader.run.name)
+        return look(reader)
+
+    monkeypatch.setattr(run_reader.RunReader, "look", counted)
+    for _ in range(3):
+        watched.scrape(deadline=LONG)
+    assert sorted(looks) == [run.name for run in runs]
+
+
+@local
+def test_an_old_run_is_shown_only_if_it_is_named(root: str, monkeypatch: pytest.MonkeyPatch):
+    class InTwoDays(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:
+            return datetime.now(UTC) + timedelta(days=2)
+
+    run = make_run(root)
+    monkeypatch.setattr(run_reader, "datetime", InTwoDays)
+    assert value(Watched([root], []).scrape(deadline=LONG), "tba_run_up") is None
+    assert value(Watched([root], []).scrape(deadline=LONG), "tba_root_runs") == 1
+    assert value(Watched([], [run]).scrape(deadline=LONG), "tba_run_up") == 1
+
+
+@local
+def test_a_root_that_cannot_be_read_is_down_until_it_can(root: str, live: Run, monkeypatch: pytest.MonkeyPatch):
+    watched = Watched([root, "s3://nobody-has-this/x"], [])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    samples = watched.scrape(deadline=0.5)
+    assert value(samples, "tba_up", root="s3://nobody-has-this/x") == 0
+    until(lambda: value(watched.scrape(deadline=0.5), "tba_up", root=root) == 1)
+
+
+@local
+def test_a_store_that_fails_takes_the_metrics_of_a_run_away(live: Run, monkeypatch: pytest.MonkeyPatch):
+    watched, listing = Watched([], [live]), live.store.list
+    assert value(watched.scrape(deadline=LONG), "tba_run_step") == 5
+
+    def fail(*_: object, **__: object) -> None:
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(live.store, "list", fail)
+    samples = watched.scrape(deadline=LONG)
+    assert [metric.name for metric, _, _ in samples] == ["tba_run_up"]
+    assert samples[0][2] == 0
+    monkeypatch.setattr(live.store, "list", listing)
+    assert value(watched.scrape(deadline=LONG), "tba_run_up") == 1
+
+
+@local
+def test_a_scrape_does_not_wait_for_a_store_that_hangs(live: Run, finished: Run, monkeypatch: pytest.MonkeyPatch):
+    may, listing = threading.Event(), live.store.list
+    monkeypatch.setattr(live.store, "list", lambda *a, **k: (may.wait(300), listing(*a, **k))[1])
+    watched = Watched([], [live, finished])
+    samples = watched.scrape(deadline=2.0)
+    assert value(samples, "tba_run_up", run="live") == 0
+    may.set()
+    until(lambda: value(watched.scrape(deadline=1.0), "tba_run_up", run="live") == 1)
+    assert value(watched.scrape(deadline=LONG), "tba_run_up", run="first") == 1
