@@ -6,14 +6,16 @@ listed but cannot be read is neither found nor refused: it is skipped and read a
 The cost of a look depends on what is new, not on what is stored. A look asks for the shards after the last settled
 shard of each searcher. Searchers number their shards one by one, so a new shard seldom has an earlier name. Such a
 shard is found by listing the searcher's folder: at every look while the folder is small, then at every second look,
-every third, and so on for each further `SMALL` shards in it.
+every third, and so on for each further `SMALL` shards in it, or `LISTED` shards in the folders of all searchers.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -30,6 +32,10 @@ from tba.errors import Damaged, StorageError
 SMALL = 1000
 """A searcher's folder with fewer settled shards than this is listed at every look. One answer of S3 lists this many
 names."""
+
+LISTED = 50_000
+"""Most settled shards, of all searchers together, whose folders are listed at every look. This bounds the time of a
+look if many searchers have small folders."""
 
 _LARGEST = 2**31 - 1  # a seq is a column of 32 bits
 
@@ -91,6 +97,7 @@ class Arrivals:
         self.unread: dict[str, str] = {}  # by key of an object that could not be read at the last look: the reason
         self._settled: defaultdict[int, Seqs] = defaultdict(Seqs)  # by searcher
         self._strangers: set[str] = set()  # settled keys that are not names of shards
+        self._is_local = run.store.local_path(layout.TRAJECTORIES[:-1]) is not None
         self._pause: defaultdict[int, int] = defaultdict(int)  # by searcher: looks until its folder is listed again
 
     def look(self) -> None:
@@ -119,35 +126,49 @@ class Arrivals:
                 self._strangers.add(key)
 
     def _listed(self) -> Iterator[str]:
+        listings: list[Callable[[], Sequence[str]]] = []
+        settled = sum(seqs.count for seqs in self._settled.values())
         for folder in self.run.store.folders(layout.TRAJECTORIES):
             searcher = layout.parse_searcher(folder)
             if searcher is None:
                 self._refuse(f"{layout.TRAJECTORIES}{folder}/", "not the folder of a searcher")
             elif self._pause[searcher] > 0:
                 self._pause[searcher] -= 1
-                yield from self._following(searcher, self._settled[searcher].end)
+                listings.append(partial(self._following, searcher, self._settled[searcher].end))
             else:
-                self._pause[searcher] = self._settled[searcher].count // SMALL
-                yield from self._from(searcher, self._settled[searcher].first_missing)
+                self._pause[searcher] = self._looks_to_pass(searcher, settled)
+                listings.append(partial(self._from, searcher, self._settled[searcher].first_missing))
+        for key in self._side_by_side(listings):
+            if layout.parse_shard(key) is None:
+                self._refuse(key, "not the name of a shard")
+            else:
+                yield key
 
-    def _following(self, searcher: int, seq: int) -> Iterator[str]:
-        """Yield the keys of the stored shards from `seq` on; in a local store, only up to the first gap. A local folder
-        cannot be listed from a given name on, but asking for single names is fast."""
-        if self.run.store.local_path(layout.TRAJECTORIES[:-1]) is None:
-            yield from self._from(searcher, seq)
+    def _looks_to_pass(self, searcher: int, settled: int) -> int:
+        """Return the number of looks until the folder of a searcher is listed again. `settled` is the number of settled
+        shards of all searchers. Folders that are listed at the same look now are listed at different looks later."""
+        share = settled // LISTED
+        return max(self._settled[searcher].count // SMALL, share + searcher % (share + 1))
+
+    def _side_by_side(self, listings: Sequence[Callable[[], Sequence[str]]]) -> Iterator[str]:
+        """Yield the keys of all listings, in order. A remote store answers several listings at the same time."""
+        if self._is_local or len(listings) < 2:
+            yield from chain.from_iterable(listing() for listing in listings)
             return
-        for following in range(seq, _LARGEST + 1):
-            if not self.run.store.exists(key := layout.shard(searcher, following)):
-                return
-            yield key
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+            yield from chain.from_iterable(pool.map(lambda listing: listing(), listings))
 
-    def _from(self, searcher: int, seq: int) -> Iterator[str]:
+    def _following(self, searcher: int, seq: int) -> Sequence[str]:
+        """Return the keys of the stored shards from `seq` on; in a local store, only up to the first gap. A local
+        folder cannot be listed from a given name on, but asking for single names is fast."""
+        if not self._is_local:
+            return self._from(searcher, seq)
+        keys = (layout.shard(searcher, following) for following in range(seq, _LARGEST + 1))
+        return list(takewhile(self.run.store.exists, keys))
+
+    def _from(self, searcher: int, seq: int) -> Sequence[str]:
         after = layout.shard(searcher, seq - 1) if seq else ""
-        for entry in self.run.store.list(layout.searcher_folder(searcher), after=after):
-            if layout.parse_shard(entry.key) is None:
-                self._refuse(entry.key, "not the name of a shard")
-            else:
-                yield entry.key
+        return [entry.key for entry in self.run.store.list(layout.searcher_folder(searcher), after=after)]
 
     def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Yield keys with the bytes of their objects. Several objects are read at the same time. If this fails, each

@@ -180,11 +180,13 @@ class LocalStore:
     def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[tuple[str, os.stat_result | None]]:
         """Yield the key and the status of everything below a folder that is not a folder itself, if the key starts with
         `prefix` and sorts after `after`. The status of a link that leads nowhere is None."""
+        if folder < after and not after.startswith(folder):
+            return  # everything inside sorts before `after`
+        rest = after[len(folder) :] if after.startswith(folder) else ""
         for entry in self._scan(folder):
-            key = folder + entry.name
-            if key <= after and f"{key}/" < after and not after.startswith(f"{key}/"):
-                continue  # it sorts before `after`, and so does everything inside, so its status is not needed
-            found = about(entry)
+            if entry.name < rest and not rest.startswith(entry.name):
+                continue  # it sorts before `after`, and so does everything inside: its status is not needed
+            key, found = folder + entry.name, about(entry)
             if _is_folder(found):
                 if key.startswith(prefix) or prefix.startswith(f"{key}/"):
                     yield from self._walk(f"{key}/", prefix, after)

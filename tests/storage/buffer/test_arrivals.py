@@ -41,8 +41,8 @@ def make_arrivals(run: Run) -> Arrivals:
     return Arrivals(run, Payloads(run, memory_bytes=0, disk_bytes=0), lambda table: None)
 
 
-def append(run: Run, seq: int) -> str:
-    return Trajectories(run).append(0, seq, make_shard({"a": [0.0]}, round=seq))
+def append(run: Run, seq: int, searcher: int = 0) -> str:
+    return Trajectories(run).append(searcher, seq, make_shard({"a": [0.0]}, searcher=searcher, round=seq))
 
 
 def settle_all(found: Arrivals) -> list[int]:
@@ -80,6 +80,30 @@ def test_a_look_costs_what_is_new_not_what_is_stored(run: Run, missing: int | No
         found.look()
         assert settle_all(found) == [seq]
     assert store.names < 40 + 30 * 10
+
+
+@local_or_s3
+def test_many_small_folders_are_listed_in_turn(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(arrivals, "LISTED", 8)
+    store = Counting(run.store)
+    found = make_arrivals(replace(run, store=cast(Store, store)))
+    for searcher in range(4):
+        for seq in range(1, 9):  # shard 0 is missing, so a listing of the folder names all others
+            append(run, seq, searcher)
+    found.look()
+    assert len(settle_all(found)) == 32
+    found.look()  # lists every folder once more
+    store.names = 0
+    for number in range(8):
+        seq = 9 + number // 4
+        append(run, seq, searcher=number % 4)
+        found.look()
+        assert settle_all(found) == [seq]
+    assert store.names < 8 * 4 * 8 / 2  # with all folders at every look, it would be more than 8 * 4 * 8
+    append(run, 0, searcher=2)
+    for _ in range(2 * 32 // 8 + 2):
+        found.look()
+    assert settle_all(found) == [0]
 
 
 @local_or_s3
