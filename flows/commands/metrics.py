@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.commands.arguments import DONE, FOUND_WRONG, explain, parse_seconds
-from tba.errors import ConfigError, Missing
+from tba.errors import ConfigError
 
 if TYPE_CHECKING:
     from flows.metrics.watched import Watched
@@ -92,17 +92,19 @@ def _print_once(watched: "Watched", deadline: float) -> int:
 
 def _watched(places: list[str]) -> "Watched":
     from flows.metrics.watched import Watched
-    from storage.runs.run import Run, resolve
 
-    roots, runs = [], []
-    for place in places:
-        try:
-            runs.append(Run.open(resolve(place)))
-        except Missing:
-            if "://" not in place and not Path(place).is_dir():
-                raise ConfigError(f"ROOT|RUN: there is neither a folder nor a run {place!r}") from None
-            roots.append(place)
-    return Watched(roots, runs)
+    return Watched([_url(place) for place in places])
+
+
+def _url(place: str) -> str:
+    """Return the URL of a root or a run. Nothing remote is asked: what cannot be reached now may be reached later."""
+    from storage.runs.run import resolve
+
+    if "://" in (url := resolve(place)) or Path(url).is_dir():
+        return url
+    if not Path(place).is_dir():
+        raise ConfigError(f"ROOT|RUN: there is neither a folder nor a run {place!r}")
+    return place
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -16,6 +16,8 @@ from typing import Generic, TypeVar
 
 from flows.metrics.catalogue import METRICS, Metric, Values
 from flows.metrics.run_reader import RunReader
+from storage import layout
+from storage.objects.open_store import open_store
 from storage.runs.run import Run, run_urls
 from tba.errors import TBAError
 
@@ -58,10 +60,10 @@ class Job(Generic[T]):
             try:
                 self._done = self._work(), time.monotonic()
                 self._told = ""
-            except TBAError as error:
+            except Exception as error:  # whatever it is, other runs must be shown
                 self._done = None
                 if self._told != str(error):  # once, not at every scrape
-                    log.warning("%s", error)
+                    log.warning("%s", error, exc_info=not isinstance(error, TBAError))
                 self._told = str(error)
 
 
@@ -94,18 +96,21 @@ class WatchedRun:
         return self._values
 
 
-class WatchedRoot:
-    """A folder or bucket with runs."""
+class WatchedPlace:
+    """A folder or prefix with runs, or a single run. Which of the two it is can only be known once it can be read."""
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
+        self.is_run: bool | None = None  # None as long as it is unknown
         self._slots = threading.Semaphore(READ_AT_ONCE)
         self.job = Job(self._look, self._slots)
         self._runs: dict[str, WatchedRun | None] = {}  # by URL; None for a run that cannot be read
 
     def _look(self) -> dict[str, WatchedRun]:
         """Open the runs that are new, and forget those that are gone."""
-        urls = run_urls(self.url)
+        if self.is_run is None:
+            self.is_run = open_store(self.url).exists(layout.RUN)
+        urls = [self.url] if self.is_run else run_urls(self.url)
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
             new = [url for url in urls if url not in self._runs]
             opened = {**self._runs, **dict(zip(new, pool.map(self._open, new), strict=True))}
@@ -114,18 +119,18 @@ class WatchedRoot:
 
     def _open(self, url: str) -> WatchedRun | None:
         try:
-            return WatchedRun(Run.open(url), self._slots, is_named=False)
+            return WatchedRun(Run.open(url), self._slots, is_named=bool(self.is_run))
         except TBAError as error:
             log.warning("%s is left out: %s", url, error)
             return None
 
 
 class Watched:
-    """The roots and runs that are watched."""
+    """What is watched: `places` are URLs of roots and runs, and `runs` are runs that are open already."""
 
-    def __init__(self, roots: Sequence[str], runs: Sequence[Run]):
+    def __init__(self, places: Sequence[str], runs: Sequence[Run] = ()):
         slots = threading.Semaphore(READ_AT_ONCE)
-        self._roots = [WatchedRoot(url) for url in roots]
+        self._places = [WatchedPlace(url) for url in places]
         self._named = {run.url: WatchedRun(run, slots, is_named=True) for run in runs}
         self._turn = 0
         self._scraping = threading.Lock()
@@ -138,14 +143,15 @@ class Watched:
 
     def _scrape(self, until: float) -> Iterator[Sample]:
         runs: dict[str, WatchedRun] = {}
-        for root in self._roots:
-            root.job.start()
-        for root in self._roots:
-            found, labels = root.job.result(until), {"root": root.url}
-            yield METRICS["tba_up"], labels, float(found is not None)
-            if found is not None:
+        for place in self._places:
+            place.job.start()
+        for place in self._places:
+            found, labels = place.job.result(until), {"root": place.url}
+            if found is None or not place.is_run:
+                yield METRICS["tba_up"], labels, float(found is not None)
+            if found is not None and not place.is_run:
                 yield METRICS["tba_root_runs"], labels, float(len(found))
-                runs.update(found)
+            runs.update(found or {})
         runs.update(self._named)
         for run in self._due(list(runs.values())):
             run.job.start()
