@@ -23,7 +23,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -170,13 +170,14 @@ def run_for(trial: Trial, root: str, url: str) -> datetime:
         while process.poll() is None:
             time.sleep(1)
             began = began or _first_shard(url)
-            if began and datetime.now(began.tzinfo) >= began + timedelta(minutes=trial.minutes):
+            if began and datetime.now(UTC).replace(tzinfo=None) >= began + timedelta(minutes=trial.minutes):
                 tba("stop", url)
                 return began + timedelta(minutes=trial.minutes)
     raise RuntimeError(f"{url}: the run ended before its {trial.minutes:g} minutes: `tba runs` says why")
 
 
 def _first_shard(url: str) -> datetime | None:
+    """Return when the first shard was made, as storage says it: in UTC, without a time zone. None if there is none."""
     if not (Path(url) / "run.json").exists():
         return None
     with storage.connect(url) as con:
