@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 import storage
 from benchmarks.harness.rows import append, read, spread
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     rows, ends = read(options.out, Row), time.monotonic() + 3600 * options.hours
     for seed, count in () if options.show else product(options.seeds, options.only):
         trial = Trial(searchers=count, seed=seed, minutes=options.minutes)
