@@ -11,6 +11,7 @@ from tba.errors import ConfigError
 if TYPE_CHECKING:
     from flows.metrics.watched import Watched
 
+DEFAULT = "127.0.0.1", 9469
 DEADLINE = 8.0  # seconds; Prometheus gives up after 10
 PUSH_EVERY = 15.0
 
@@ -69,7 +70,8 @@ def command(options: argparse.Namespace) -> int:
             sender.run(options.every)
             return DONE
         sender.start(options.every)
-    with server.listen(*(options.listen or ("127.0.0.1", 9469))) as listening:
+    host, port = options.listen or DEFAULT
+    with server.listen(host, port) as listening:
         host, port = listening.getsockname()[:2]
         print(f"metrics at http://{f'[{host}]' if ':' in host else host}:{port}/metrics   (Ctrl-C ends it)", flush=True)
         if not server.is_loopback(listening) and not server.has_token():

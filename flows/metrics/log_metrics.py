@@ -79,8 +79,8 @@ class StepMetrics:
         self._order = (0, 0)  # attempt and number of the newest step
         self._known: set[str] = set()
         self._after = ""
-        self._parts: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
+        self._parts: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, float] = defaultdict(float)
 
     def read(self) -> None:
         self._read_attempts()
