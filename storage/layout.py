@@ -10,6 +10,7 @@ from tba.types import Version
 RUNS = "runs/"
 RUN = "run.json"
 STATE = "control/state.json"
+RENDEZVOUS = "control/rendezvous/"
 TRAJECTORIES = "trajectories/"
 COMPACTIONS = "compactions/"
 SYNCS = "syncs/"
@@ -56,6 +57,7 @@ _SYNC = re.compile(rf"syncs/{_number(6)}\.json")
 _LEDGER = re.compile(rf"(?:(?:draws|steps)/{_VERSION}\.parquet|ledger/{_VERSION}\.json)")
 _FOLDER = re.compile(rf"(?:versions|checkpoints)/{_VERSION}/((?:{_PART}/)*{_PART})")
 _ATTEMPT = re.compile(rf"attempts/{_number(4)}\.json")
+_RENDEZVOUS = re.compile(rf"control/rendezvous/{_number(4)}\.json")
 _EVALUATION = re.compile(rf"evaluations/{_VERSION}\.json")
 _LEASE = re.compile(rf"roles/({_PART})/lease\.json")
 _EVENT = re.compile(rf"events/({_PART})/{_number(4)}-{_number(6)}\.json")
@@ -212,6 +214,16 @@ def parse_attempt(key: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def rendezvous(attempt: int) -> str:
+    """Return the name of the record that says where the ranks of an attempt meet."""
+    return f"{RENDEZVOUS}{attempt:04d}.json"
+
+
+def parse_rendezvous(key: str) -> int | None:
+    match = _RENDEZVOUS.fullmatch(key)
+    return int(match[1]) if match else None
+
+
 def evaluation(version: Version) -> str:
     return f"{EVALUATIONS}{version}.json"
 
@@ -263,6 +275,6 @@ def is_part(key: str) -> bool:
     alone."""
     parsers = (
         parse_shard, parse_compaction, parse_prompts, parse_sync, parse_ledger, parse_folder, parse_attempt,
-        parse_evaluation,
+        parse_rendezvous, parse_evaluation,
     )  # fmt: skip
     return bool(_OTHERS.fullmatch(key)) or any(parse(key) is not None for parse in parsers)

@@ -1,9 +1,10 @@
-"""Checks run.json, the wanted state, the leases and the events."""
+"""Checks run.json, the wanted state, the places where ranks met, the leases and the events."""
 
 from storage import layout
 from storage.maintenance.check.context import CheckContext
 from storage.queries import tables
 from storage.queries.tables import fitting
+from storage.runs import rendezvous
 from storage.runs.control import read_state
 from storage.runs.leases import decode_lease
 from tba.errors import Missing
@@ -26,6 +27,9 @@ def check_roles(context: CheckContext) -> None:
             read_state(run)
         elif leases:
             raise Missing(layout.STATE)  # the state is written before any role starts
+    for key in context.listed[layout.RENDEZVOUS]:
+        with findings.looking_at(key):
+            rendezvous.decode(context.records.read(key), key, layout.parse_rendezvous(key) or 0)
     findings.count("events", len(events))
 
 
