@@ -304,10 +304,12 @@ class CheckpointStore(Protocol):
     ledger is stored."""
 
     def save(
-        self, sync: int, attempt: int, *, step: int, folder: Path, sha256s: Mapping[str, str] | None = None
-    ) -> None:
+        self, sync: int, attempt: int, *, step: int, folder: Path,
+        sha256s: Mapping[str, str] | None = None, stored: Sequence[Mapping[str, Any]] = (),
+    ) -> None:  # fmt: skip
         """Store the files of a folder as a checkpoint. No file of the folder may change afterwards. `sha256s` has the
-        digests of files that were hashed while they were written, by name."""
+        digests of files that were hashed while they were written, by name. `stored` has the name, size and sha256 of
+        each file of the checkpoint that other ranks have stored already."""
         ...
 
     def prune(self, keep: int) -> object:

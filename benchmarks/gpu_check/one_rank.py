@@ -16,8 +16,10 @@ from benchmarks.gpu_check import stage
 from benchmarks.gpu_check.stage import MEDIUM, SMALL, Shape
 from benchmarks.training import Workload, make_rows
 from tba.config import Config, OptimizerName
-from tba.distributed.ranks import join, leave, open_port, whole
+from tba.distributed.process_group import join, leave, open_meeting
+from tba.distributed.ranks import whole
 from tba.distributed.sharding import save_without_weights, shard, without_weights
+from tba.distributed.world import LOOPBACK, World
 from tba.models.policy import Policy
 from tba.presets import preset
 from tba.train.learner import Learner
@@ -27,7 +29,8 @@ STEPS = 2
 
 def measure(small: bool) -> dict[str, Any]:
     shape = SMALL if small else MEDIUM
-    ranks = join(0, 1, open_port(1))
+    world = World(rank=0, size=1, address=LOOPBACK)
+    ranks = join(world, open_meeting(world), stage.device())
     try:
         return {"optimizers": {name: compared(name, shape, ranks) for name in get_args(OptimizerName)}}
     finally:

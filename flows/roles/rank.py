@@ -1,138 +1,127 @@
-"""The processes of a trainer with several ranks. The trainer is rank 0 and starts the other ranks with
-`python -m flows.roles.rank`.
+"""One rank of a trainer that is spread over several processes: `python -m flows.roles.rank RUN`.
 
-The other ranks end when the trainer ends, for whatever reason. They ignore signals to stop: the trainer stops them.
+The place of the rank is in the environment variables of torchrun (tba/distributed/world.py). So torchrun can start the
+ranks, or anything else that sets these variables. Rank 0 is the trainer: it holds the lease and the attempt. The other
+ranks find rank 0 at `MASTER_ADDR` and `MASTER_PORT`, or, without these, by the record of the run's newest attempt under
+`control/rendezvous/`. They end with rank 0. They ignore signals to stop: rank 0 stops them.
 """
 
 import argparse
 import logging
+import os
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.roles.leading_rank import device_of, shard_policy, with_ranks
+from flows.roles.meeting import find_meeting
+from flows.roles.role import run_role
 from flows.roles.threads import switch_soon, use_threads
-from flows.supervision.processes import LOG_FORMAT
+from flows.supervision.processes import FAILED, LOG_FORMAT, MISUSED
+from storage.local_files.scratch import scratch_folder
+from storage.runs.attempts import read_attempt
 from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba.config import Config, parse
-from tba.errors import ConfigError
-from tba.runtime.child import end_with_parent, module_command
-from tba.runtime.messages import take_pipes
+from tba.errors import ConfigError, TBAError
+from tba.runtime.child import end_with_parent
 
 if TYPE_CHECKING:
+    from tba.distributed.orders import Order
     from tba.distributed.ranks import Ranks
-    from tba.models.policy import Policy
+    from tba.distributed.world import World
     from tba.train.learner import Learner
     from tba.train.training_state import TrainingState
 
 log = logging.getLogger("tba")
 
-COMMAND = module_command("flows.roles.rank")
 
-
-@contextmanager
-def start_ranks(
-    run: Run, config: Config, policy: "Policy", checkpoint: Path | None, *, scratch: Path, tell: Any
-) -> "Iterator[tuple[Learner, TrainingState | None]]":
-    """Start the other ranks, if there are any. Yield the learner of the trainer, which leads the other ranks, and the
-    training state in `checkpoint` (None without a checkpoint). The other ranks end with the `with` block."""
-    from tba.distributed.ranks import ALONE, join, leave, open_port
-    from tba.train.leader import Followers, LeadingLearner
-    from tba.train.learner import Learner
-    from tba.train.training_state import TrainingState
-
-    size = config.training.ranks
-    if size == 1:
-        yield Learner(config, policy), TrainingState.load(checkpoint, ALONE) if checkpoint else None
-        return
-    from tba.distributed.sharding import save_without_weights
-
-    tell(f"starting {size} ranks")
-    with (
-        Followers([*COMMAND, "--run", run.url, "--rank"], size) as followers,
-        tempfile.TemporaryDirectory(dir=scratch) as bare_model,
-    ):
-        save_without_weights(policy, bare_model)
-        store = open_port(size)
-        try:
-
-            def begin() -> Learner:
-                ranks = join(0, size, store)
-                sharded = _shard(config, ranks, bare_model, policy.model)
-                return LeadingLearner(
-                    config, sharded, ranks, followers=followers, scratch=scratch, checkpoint=checkpoint
-                )
-
-            learner, *_ = followers.together("begin", begin, [store.port, bare_model])
-            yield learner, TrainingState.load(checkpoint, learner.ranks) if checkpoint else None
-        finally:
-            followers.release()
-            leave()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.roles.rank", description="One more rank of a trainer.")
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--rank", type=int, required=True)
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.roles.rank", description="Run one rank of a trainer.")
+    parser.add_argument("run", metavar="RUN", help="path or URL of the run's folder")
+    parser.add_argument("--child", action="store_true", help="end when the process that has started this rank ends")
     options = parser.parse_args()
-    # All ranks write into the trainer's log, so each line names its rank.
-    log_format = LOG_FORMAT.replace("%(message)s", f"rank {options.rank}: %(message)s")
-    logging.basicConfig(level=logging.INFO, format=log_format)
-    end_with_parent()
-    orders, answers = take_pipes()
-    config = parse(Run.open(options.run).config)
-    use_threads(config)
-    switch_soon()
-    from tba.distributed.ranks import leave
-    from tba.train.leader import follow
+    if options.child:
+        end_with_parent()
+    from tba.distributed.world import World
 
     try:
-        follow(lambda said: begin(config, options.rank, *said), orders, answers)
-    except Exception:  # `follow` has sent the error to the trainer
+        world = World.of(os.environ)
+    except ConfigError as error:
+        parser.error(str(error))
+    if world.rank == 0:
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        return run_role("trainer", 0, options.run, world)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    # Ranks may write into the same log, so each line names its rank.
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.replace("%(message)s", f"rank {world.rank}: %(message)s"))
+    try:
+        follow(Run.open(options.run), world)
+    except TBAError as error:
+        log.error("%s: %s", type(error).__name__, error)
+        return MISUSED if isinstance(error, ConfigError) else FAILED
+    except Exception as error:
         log.info("traceback:", exc_info=True)
-        sys.exit(1)
-    leave()
+        log.error("%s: %s", type(error).__name__, error)
+        return FAILED
+    return 0
 
 
-def begin(config: Config, rank: int, port: int, bare_model: str) -> "Learner":
-    """Join the process group at `port`, and return this rank's learner. `bare_model` is a folder with the model without
-    its weights: rank 0 sends the weights."""
-    import torch.distributed as dist
+def follow(run: Run, world: "World") -> None:
+    """Join an attempt as this rank, and follow its rank 0 until the work is done."""
+    config = with_ranks(parse(run.config), world)
+    use_threads(config)
+    switch_soon()
+    from tba.distributed.heartbeats import Heartbeats
+    from tba.distributed.process_group import join, leave
+    from tba.train.leader import Follower
 
-    from tba.distributed.ranks import PATIENCE, join
+    device, limits = device_of(config, world), config.limits
+    meeting, attempt = find_meeting(run, world)
+    with scratch_folder() as scratch:
+        with Heartbeats(meeting.store, world.rank, [0], every=limits.lease_every) as heartbeats:
+            ranks = join(world, meeting, device)
+            follower = Follower(
+                make=lambda order: make_learner(config, ranks, device, order, scratch),
+                load=lambda: load_state(run, attempt, ranks),
+                store=lambda state: store_state(run, attempt, state, scratch),
+            )
+            follower.run(meeting.store, heartbeats, silent_after=limits.silent_after)
+        leave()
+
+
+def make_learner(config: Config, ranks: "Ranks", device: Any, order: "Order", scratch: Path) -> "Learner":
+    """Return this rank's learner. The order carries the files of the model without its weights, which rank 0 sends
+    weight by weight."""
+    from tba.train.leader import write_files
     from tba.train.learner import Learner
 
-    size = config.training.ranks
-    ranks = join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
-    return Learner(config, _shard(config, ranks, bare_model), ranks)
+    with tempfile.TemporaryDirectory(dir=scratch) as bare_model:
+        write_files(order.said, order.numbers, Path(bare_model))
+        return Learner(config, shard_policy(config, ranks, device, bare_model), ranks)
 
 
-def _shard(config: Config, ranks: "Ranks", bare_model: str, source: Any = None) -> "Policy":
-    from tba.distributed.sharding import shard, without_weights
-    from tba.models.pretrained import resolve_dtype
+def load_state(run: Run, attempt: int, ranks: "Ranks") -> "TrainingState":
+    """Read this rank's part of the checkpoint that an attempt continues, from this machine's copy of it."""
+    from tba.train.training_state import TrainingState
 
-    model, device = config.model, _device(config, ranks.rank)
-    bare = without_weights(bare_model, dtype=resolve_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
-    return shard(bare, ranks, device, source, compute_dtype=config.training.compute_dtype)
+    checkpoint = read_attempt(run, attempt).continues
+    assert checkpoint
+    return TrainingState.load(Checkpoints(run).load(*checkpoint, trusts_marks=True), ranks)
 
 
-def _device(config: Config, rank: int) -> Any:
-    """Return the device of a rank: one of the trainer's GPUs, or the CPU."""
-    import torch
+def store_state(run: Run, attempt: int, state: "TrainingState", scratch: Path) -> dict[str, Any]:
+    """Store this rank's part of a checkpoint. Return the entry of its file in the manifest, which rank 0 writes."""
+    from tba.train.training_state import optimizer_file
 
-    from tba.models.pretrained import resolve_device
-
-    device = resolve_device(config.model.device)
-    if device.type != "cuda":
-        return device
-    if (there := torch.cuda.device_count()) < config.training.ranks:
-        raise ConfigError(
-            f"training.ranks: each rank needs a GPU, and the trainer may use {there}, got {config.training.ranks}"
-        )
-    return torch.device("cuda", rank)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        sha256 = state.save_optimizer(Path(folder))
+        file = Path(folder, optimizer_file(state.ranks))
+        return Checkpoints(run).save_part(state.sync, attempt, file, sha256=sha256)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

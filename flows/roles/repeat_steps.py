@@ -13,6 +13,7 @@ from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.local_files.scratch import scratch_folder
 from storage.runs.attempts import Span, accepts, chain
 from storage.runs.events import Events
+from storage.runs.rendezvous import most_ranks
 from storage.runs.retention import in_the_way, lost_for
 from storage.runs.run import Run
 from storage.weights import lost_checkpoints
@@ -40,10 +41,11 @@ class RepeatedStep:
 
 
 class RestoredTrainer:
-    """The trainer in its state after step `step`: policy, optimizer and replay buffer."""
+    """The trainer in its state after step `step`: policy, optimizer and replay buffer. `ranks` is the largest number of
+    ranks with which steps may have been taken."""
 
-    def __init__(self, step: int, learner: Learner, buffer: DuckReplayBuffer):
-        self.step, self.learner, self.buffer = step, learner, buffer
+    def __init__(self, step: int, learner: Learner, buffer: DuckReplayBuffer, *, ranks: int):
+        self.step, self.learner, self.buffer, self.ranks = step, learner, buffer, ranks
 
     @property
     def device(self) -> str:
@@ -53,7 +55,7 @@ class RestoredTrainer:
     def repeatable(self) -> bool:
         """True if repeating a step on the same kind of machine gives bitwise equal weights. GPUs do not promise this,
         and sums over several ranks can differ in their last digits."""
-        return self.device == "cpu" and self.learner.config.training.ranks == 1
+        return self.device == "cpu" and self.ranks == 1
 
     def weights_sha256(self, like: str | None) -> str:
         """Return the digest of the weights that has the kind of a stored digest."""
@@ -110,12 +112,13 @@ def restore_trainer(run: Run, before: int) -> RestoredTrainer:
 def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> RestoredTrainer:
     """Return the trainer with the state of a checkpoint, or as it was before the first step if `state` is None."""
     buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # a replay writes no events
+    ranks = max(config.training.ranks, most_ranks(run))
     if state is None:
-        return RestoredTrainer(0, learner, buffer)
+        return RestoredTrainer(0, learner, buffer, ranks=ranks)
     learner.restore(state)
     buffer.replay(state.sync)
     buffer.restore(state.queues)
-    return RestoredTrainer(state.step, learner, buffer)
+    return RestoredTrainer(state.step, learner, buffer, ranks=ranks)
 
 
 def _check_buffers(run: Run, config: Config, spans: Sequence[Span], start: int, before: int) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from flows.roles.threads import switch_soon, use_threads
 from flows.supervision.gpus import held_devices, memory_warnings
@@ -20,6 +21,9 @@ from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from tba.config import Config, parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError
+
+if TYPE_CHECKING:
+    from tba.distributed.world import World
 
 log = logging.getLogger("tba")
 
@@ -35,18 +39,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--index", type=int, default=0, help="which searcher (default 0)")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    return run_role(options.role, options.index, options.run)
+
+
+def run_role(role: str, index: int, url: str, world: "World | None" = None) -> int:
+    """Run one life of a role, and return the exit code. With a `world`, the role is the trainer, and the other ranks of
+    this world are started by something else."""
     try:
-        return live(options.role, options.index, Run.open(options.run))
+        return live(role, index, Run.open(url), world)
     except TBAError as error:
         if isinstance(error, DataError) and error.__cause__:  # usually an exception in the task's own code
-            log.error("%s failed", options.role, exc_info=error.__cause__)
+            log.error("%s failed", role, exc_info=error.__cause__)
         log.error("%s: %s", type(error).__name__, error)
         if isinstance(error, ConfigError | DataError):
             return MISUSED
         return GAVE_UP if isinstance(error, DeadlinePassed) else FAILED
 
 
-def live(role: str, index: int, run: Run) -> int:
+def live(role: str, index: int, run: Run, world: "World | None" = None) -> int:
     """Do the role's work while holding its lease. Return the exit code."""
     config = parse(run.config)
     limits = config.limits
@@ -61,7 +71,7 @@ def live(role: str, index: int, run: Run) -> int:
         try:
             if role in SWEPT_BY:
                 sweep(run, events, SWEPT_BY[role](index))
-            work(role, index, run, config, lease, events)
+            work(role, index, run, config, lease, events, world)
         except Stopped as stopped:
             events.write("stopped", str(stopped))
             return STOPPED
@@ -82,7 +92,9 @@ def live(role: str, index: int, run: Run) -> int:
         return FINISHED
 
 
-def work(role: str, index: int, run: Run, config: Config, lease: HeldLease, events: Events) -> None:
+def work(
+    role: str, index: int, run: Run, config: Config, lease: HeldLease, events: Events, world: "World | None" = None
+) -> None:
     """Set the number of threads, then import the machine learning libraries, then do the role's work."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar per publish would fill the log
     lease.tell("loading libraries")
@@ -93,7 +105,7 @@ def work(role: str, index: int, run: Run, config: Config, lease: HeldLease, even
         wiring.run_searcher(run, index, lease, events)
     elif role == "trainer":
         switch_soon()
-        wiring.run_trainer(run, lease, events)
+        wiring.run_trainer(run, lease, events, world)
     else:
         wiring.run_evaluator(run, lease, events)
 

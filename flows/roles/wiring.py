@@ -12,9 +12,9 @@ from flows.roles import starting_checkpoint
 from flows.roles.buffer_process import BufferProcess
 from flows.roles.engines import evaluation_sampling, open_generator, search_sampling
 from flows.roles.gpu_shifts import GpuShifts
+from flows.roles.leading_rank import lead_ranks, with_ranks
 from flows.roles.model_loading import Tell, find_adapter, first_device, load_policy, load_start, model_at
 from flows.roles.prompt_intake import store_prompts, stream_of_prompts
-from flows.roles.rank import start_ranks
 from storage.local_files.scratch import scratch_folder
 from storage.log.ledger import ParquetLedger, find_faults
 from storage.log.prompts import read_prompts
@@ -29,6 +29,7 @@ from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
 from tba.config import Config, parse
+from tba.distributed.world import World
 from tba.errors import Stopped, StorageError
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Measures, Task, UsesModels
@@ -85,8 +86,9 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
         searcher.run()
 
 
-def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
+def run_trainer(run: Run, lease: HeldLease, events: Events, world: World | None = None) -> None:
     config, task = _config_and_task(run)
+    config = with_ranks(config, world)
     # If another life took over while this life imported libraries, this life must not claim the newest attempt.
     with suppress(Stopped):  # a stop takes effect at the next sync
         lease.check()
@@ -95,7 +97,10 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     Thread(target=_tell_of_ledger, args=(run, attempt, events), daemon=True).start()
     shift = _open_shifts(run, config, lease, check=partial(_check_unless_stopped, lease))
     # What the trainer writes inside the folder of a local run can be stored as links, without another copy.
-    with scratch_folder(run.folder) as scratch:
+    with (
+        scratch_folder(run.folder) as scratch,
+        lead_ranks(run, config, attempt.number, world, lease.tell) as leading,
+    ):
         shift.begin()
         if checkpoint is not None:
             adapter = find_adapter(run, config, lease.tell)
@@ -105,8 +110,8 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
             if not run.parent:
                 store_prompts(run, config, task, policy.tokenizer, events)
         deadline = max(config.limits.data_deadline, STARTING)
+        learner, state = leading.learner(policy, checkpoint, scratch=scratch)
         with (
-            start_ranks(run, config, policy, checkpoint, scratch=scratch, tell=lease.tell) as (learner, state),
             closing(open_metric_log(run, config.metrics)) as metrics,
             BufferProcess(run, attempt.number, lease.life, deadline=deadline) as buffer,
         ):

@@ -45,6 +45,7 @@ def publish(
     extra: Mapping[str, Any],
     *,
     sha256s: Mapping[str, str] | None = None,
+    stored: Sequence[Mapping[str, Any]] = (),
     may_link: bool = False,
     hand_over: bool = False,
     base: tuple[str, Path] | None = None,
@@ -56,15 +57,16 @@ def publish(
     the call.
 
     `sha256s` has the digests of files that were hashed while they were written, by name; the other files are read for
-    theirs. With `may_link`, no file of the local folder ever changes afterwards, so that a store on the same disk links
+    theirs. `stored` has the name, size and sha256 of each file that was stored before this call and is not in the local
+    folder. With `may_link`, no file of the local folder ever changes afterwards, so that a store on the same disk links
     the files instead of copying them. `hand_over` also puts the files into this machine's cache, so that processes on
     this machine need not fetch them; it implies `may_link`. `base` is the name of a stored folder and the path of its
     files. The difference from the base is stored if that takes less than half of the bytes."""
-    files = describe_files(folder, sha256s)
+    files = sorted([*describe_files(folder, sha256s), *map(dict, stored)], key=lambda file: file["name"])
     if not files:
         raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
-    if stored := _stored(store, prefix, files):
-        return stored
+    if before := _stored(store, prefix, files):
+        return before
     manifest = {"files": files, "sha256": digest_of(files), "created_at": records.now(), **extra}
     with scratch_folder() as scratch:
         if base:
@@ -77,7 +79,8 @@ def publish(
             store.upload(path, prefix + file["name"], may_link=may_link or hand_over)
 
         with ThreadPoolExecutor(_MOVED_AT_ONCE) as pool:
-            list(pool.map(upload, stored_files(manifest)))
+            there = {file["name"] for file in stored}
+            list(pool.map(upload, [file for file in stored_files(manifest) if file["name"] not in there]))
     try:
         store.create(prefix + layout.MANIFEST, records.encode(manifest))
     except AlreadyExists:

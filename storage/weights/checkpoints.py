@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from storage import layout
 from storage.objects import manifest_folders, records
@@ -24,11 +25,19 @@ class Checkpoints:
         self._intact: set[Version] = set()  # checkpoints that this object has found intact
 
     def save(
-        self, sync: int, attempt: int, step: int, folder: Path, *, sha256s: Mapping[str, str] | None = None
+        self,
+        sync: int,
+        attempt: int,
+        step: int,
+        folder: Path,
+        *,
+        sha256s: Mapping[str, str] | None = None,
+        stored: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Store the files of a folder as a checkpoint. No file may change afterwards. `sha256s` has the digests of
-        files that were hashed while they were written. Raise StorageError if the ledger of the sync is not stored yet:
-        resuming from the checkpoint would then lose steps."""
+        files that were hashed while they were written. `stored` has what `save_part` has returned for each file that
+        was stored before. Raise StorageError if the ledger of the sync is not stored yet: resuming from the checkpoint
+        would then lose steps."""
         if sync:
             for key in (layout.draws(sync, attempt), layout.steps(sync, attempt)):
                 if not self.run.store.exists(key):
@@ -37,8 +46,14 @@ class Checkpoints:
                     )
         extra = {"sync": sync, "attempt": attempt, "step": step}
         prefix = layout.checkpoint(Version(sync, attempt))
-        manifest_folders.publish(self.run.store, prefix, folder, extra, sha256s=sha256s, may_link=True)
+        manifest_folders.publish(self.run.store, prefix, folder, extra, sha256s=sha256s, stored=stored, may_link=True)
         self._intact.add(Version(sync, attempt))  # its files have just been hashed
+
+    def save_part(self, sync: int, attempt: int, file: Path, *, sha256: str) -> dict[str, Any]:
+        """Store one file of a checkpoint that does not exist yet. Return its entry in the manifest, for `save`. The
+        file may not change afterwards."""
+        self.run.store.upload(file, layout.checkpoint(Version(sync, attempt)) + file.name, may_link=True)
+        return {"name": file.name, "bytes": file.stat().st_size, "sha256": sha256}
 
     def complete(self) -> list[Version]:
         """Return all complete checkpoints, oldest first, including those of abandoned attempts."""
@@ -49,13 +64,14 @@ class Checkpoints:
         attempt)."""
         return attempts.newest_checkpoint(self.run, attempts.chain(self.run, attempt))
 
-    def load(self, sync: int, attempt: int) -> Path:
+    def load(self, sync: int, attempt: int, *, trusts_marks: bool = False) -> Path:
         """Return a local folder with the files of a checkpoint. Each file has been compared with the sha256 in the
-        manifest. Raise Missing if there is no such checkpoint, or if it is removed during the call. Raise Damaged,
-        naming the file, if a file is not what was saved."""
-        checkpoint = Version(sync, attempt)
+        manifest. With `trusts_marks`, a comparison by another process of this machine counts. Raise Missing if there is
+        no such checkpoint, or if it is removed during the call. Raise Damaged, naming the file, if a file is not what
+        was saved."""
+        checkpoint, store = Version(sync, attempt), self.run.store
         self.check_manifest(checkpoint)
-        return manifest_folders.local_copy(self.run.store, layout.checkpoint(checkpoint), keep=2)
+        return manifest_folders.local_copy(store, layout.checkpoint(checkpoint), keep=2, trusts_marks=trusts_marks)
 
     def check(self, checkpoint: Version) -> None:
         """Raise Missing or Damaged as `load` does, but download nothing. Files on a local disk are read whole. For

@@ -31,8 +31,9 @@ class TrainingConfig:
     gradients; a single response that does not fit is computed in one pass. Unset, micro-batches are measured in prompts
     (`groups_per_micro_batch`)."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of processes that the trainer is spread over on one machine, each with its own GPU if there are any. Each
-    process holds a part of the weights, gradients and optimizer state, and computes a part of the batch."""
+    """Number of processes that the trainer is spread over, each with its own GPU if there are any. Each process holds a
+    part of the weights, gradients and optimizer state, and computes a part of the batch. The trainer starts them on its
+    own machine. If something else starts them, such as torchrun, its `WORLD_SIZE` counts instead."""
     compute_dtype: Literal["auto", "bfloat16-on-gpu", "float32", "bfloat16"] = "float32"
     """Number format of matrix products in the trainer when `model.dtype` is float32. With bfloat16, the weights,
     gradients, optimizer state, log-softmax and sums stay in float32. `auto`, which all presets use, means bfloat16 on a

@@ -3,11 +3,8 @@
 All ranks must make the calls in which they communicate in the same order. Otherwise they wait for each other forever.
 """
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -17,8 +14,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tba.batches.batching import Batch, groups_at
-
-PATIENCE = timedelta(minutes=10)  # how long a rank waits until the others make the same call
 
 
 class Share(NamedTuple):
@@ -120,33 +115,3 @@ def at_rest(model: nn.Module) -> None:
     free them."""
     if isinstance(model, FSDPModule):
         model.reshard()
-
-
-def open_port(size: int) -> dist.TCPStore:
-    """Open the store at which the ranks of this machine meet. Rank 0 owns the store and tells the other ranks its
-    `port`. The store lets anybody in and would by default listen on every network, so it listens on 127.0.0.1 only."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        host, port = listener.getsockname()
-        return dist.TCPStore(
-            host, port, size, is_master=True, wait_for_workers=False, timeout=PATIENCE,
-            master_listen_fd=listener.detach(),
-        )  # fmt: skip
-
-
-def join(rank: int, size: int, store: dist.TCPStore) -> Ranks:
-    """Join the process group, and return once all ranks have joined. Tensors on GPUs are sent by NCCL, tensors in main
-    memory by gloo."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    # By default gloo uses the address of the host's name, which may be wrong, or an interface that a network reaches.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
-    return Ranks(rank, size)
-
-
-def leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

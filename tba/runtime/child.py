@@ -31,17 +31,40 @@ def module_command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
+def start_child(
+    command: Sequence[str], *, stdin: int, stdout: int | None = None, env: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a process in which SIGTERM and SIGINT are blocked from the start, because the parent, which gets these
+    signals too, may still need the child."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child inherits which signals are blocked
+    try:
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, env=env)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_child(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for a child to end. Kill it if this takes longer than END_PATIENCE."""
+    try:
+        process.wait(END_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def how_ended(process: "subprocess.Popen[bytes]") -> str:
+    try:
+        code = process.wait(END_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return "its process is still running"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
 class Child:
-    """A child process that serves the current process. Its standard input and output carry messages. SIGTERM and SIGINT
-    are blocked in the child from the start, because the parent, which gets these signals too, may still need the
-    child."""
+    """A child process that serves the current process. Its standard input and output carry messages."""
 
     def __init__(self, what: str, command: Sequence[str], *, env: Mapping[str, str] | None = None):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child inherits which signals are blocked
-        try:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.process = start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         assert self.process.stdin and self.process.stdout
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.name = f"{what} (pid {self.process.pid})"
@@ -79,11 +102,7 @@ class Child:
             timer.cancel()
 
     def how_ended(self) -> str:
-        try:
-            code = self.process.wait(END_PATIENCE)
-        except subprocess.TimeoutExpired:
-            return "its process is still running"
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return how_ended(self.process)
 
     def release(self) -> None:
         """Close the pipe of orders, so that the child ends after the orders that were sent."""
@@ -94,11 +113,7 @@ class Child:
         """Close the pipe of orders, and wait for the child to end. Kill the child if this takes longer than
         END_PATIENCE. `stdout` stays open; the caller that receives from it must close it."""
         self.release()
-        try:
-            self.process.wait(END_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_child(self.process)
 
 
 # --- the child's side -------------------------------------------------------------------------------------------------
@@ -116,30 +131,17 @@ def ask_linux(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def serve(
-    obey: Callable[[str, Any, Numbers], tuple[Any, Numbers]],
-    orders: BinaryIO,
-    answers: BinaryIO,
-    *,
-    ends_at_error: bool = False,
-) -> None:
-    """Carry out orders until there are no more, and answer each with its result or its error. With `ends_at_error`,
-    report the first error and raise it."""
+def serve(obey: Callable[[str, Any, Numbers], tuple[Any, Numbers]], orders: BinaryIO, answers: BinaryIO) -> None:
+    """Carry out orders until there are no more, and answer each with its result or its error."""
     while (order := receive(orders)) is not None:
         said, numbers = order
         try:
             result, numbers = obey(said["do"], said["with"], numbers)
         except Exception as error:
-            tell_error(answers, error)
-            if ends_at_error:
-                raise
+            with suppress(BrokenPipeError):
+                send(answers, {"error": type(error).__name__, "says": str(error)})
             if not isinstance(error, TBAError):
                 traceback.print_exc()
             continue
         with suppress(BrokenPipeError):
             send(answers, {"is": result}, numbers)
-
-
-def tell_error(answers: BinaryIO, error: Exception) -> None:
-    with suppress(BrokenPipeError):
-        send(answers, {"error": type(error).__name__, "says": str(error)})

@@ -1,5 +1,5 @@
-"""Messages between a role and its child processes, through pipes. A message is JSON, followed by the bytes of arrays of
-numbers."""
+"""Messages between the processes of a role. A message is JSON, followed by the bytes of arrays of numbers. A child
+process gets its messages through pipes."""
 
 import fcntl
 import json
@@ -19,11 +19,33 @@ _F_SETPIPE_SZ = 1031
 Numbers = Sequence["np.ndarray"]
 
 
-def send(pipe: BinaryIO | Any, said: Any, numbers: Numbers = ()) -> None:
+def pack(said: Any, numbers: Numbers = ()) -> bytes:
     shapes = [[array.dtype.str, array.shape] for array in numbers]
     head = json.dumps([said, shapes]).encode()
     data = b"".join(array.tobytes() for array in numbers)
-    pipe.write(len(head).to_bytes(_HEAD) + len(data).to_bytes(_HEAD) + head + data)
+    return len(head).to_bytes(_HEAD) + len(data).to_bytes(_HEAD) + head + data
+
+
+def unpack(message: bytes | memoryview) -> tuple[Any, Numbers]:
+    """Return what `pack` has packed. The arrays share the memory of the message."""
+    head, _ = _lengths(message)
+    said, shapes = json.loads(bytes(message[2 * _HEAD : 2 * _HEAD + head]))
+    numbers, at = [], 2 * _HEAD + head
+    for dtype, shape in shapes:
+        import numpy as np  # here, because a process that gets no numbers may not need it
+
+        numbers.append(np.frombuffer(message, dtype, int(np.prod(shape)), at).reshape(shape))
+        at += numbers[-1].nbytes
+    return said, numbers
+
+
+def _lengths(message: bytes | memoryview) -> tuple[int, int]:
+    head, data = (int.from_bytes(message[at : at + _HEAD]) for at in (0, _HEAD))
+    return head, data
+
+
+def send(pipe: BinaryIO | Any, said: Any, numbers: Numbers = ()) -> None:
+    pipe.write(pack(said, numbers))
     pipe.flush()
 
 
@@ -32,18 +54,9 @@ def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
     sizes = pipe.read(2 * _HEAD)
     if len(sizes) < 2 * _HEAD:
         return None
-    head, data = (int.from_bytes(sizes[at : at + _HEAD]) for at in (0, _HEAD))
-    body = pipe.read(head + data)
-    if len(body) < head + data:
-        return None
-    said, shapes = json.loads(body[:head])
-    numbers, at = [], head
-    for dtype, shape in shapes:
-        import numpy as np  # here, because a process that gets no numbers may not need it
-
-        numbers.append(np.frombuffer(body, dtype, int(np.prod(shape)), at).reshape(shape))
-        at += numbers[-1].nbytes
-    return said, numbers
+    length = sum(_lengths(sizes))
+    body = pipe.read(length)
+    return unpack(sizes + body) if len(body) == length else None
 
 
 def widen(pipe: Any) -> None:

@@ -1,181 +1,52 @@
-"""Spread a trainer over several ranks. Rank 0 leads: it is the trainer, and it alone uses storage. The other ranks
-follow the orders that rank 0 sends them through pipes.
+"""Spread a trainer over several ranks. Rank 0 leads: it is the trainer. The other ranks follow the orders that rank 0
+sends them (tba/distributed/orders.py).
 
-Weights, gradients and sums travel between ranks through torch's process group, which has a timeout. Orders, batches and
-the outcomes that each rank computes travel through the pipes, which have no timeout, so that a rank may wait long for
-its next order.
+Weights, gradients, orders, batches and outcomes travel through torch's process group. No rank reads what another rank
+has written to a disk: each reads its checkpoint itself, and stores its part of a checkpoint itself.
 """
 
+import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from tempfile import mkdtemp
-from typing import Any, BinaryIO, Self
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tba.batches.batching import Batch
 from tba.config import Config
-from tba.distributed.ranks import PATIENCE, Ranks
-from tba.errors import RunFailed, TBAError, error_named
+from tba.distributed.followers import Followers, part_key
+from tba.distributed.heartbeats import Heartbeats
+from tba.distributed.orders import END, Order, answer, next_order
 from tba.models.policy import Policy, Snapshot
 from tba.runtime.background import Background
-from tba.runtime.child import END_PATIENCE, Child, serve, tell_error
-from tba.runtime.messages import Numbers, widen
-from tba.runtime.waiting import looks
+from tba.runtime.child import END_PATIENCE
+from tba.runtime.messages import Numbers
 from tba.train.learner import Learned, Learner
 from tba.train.training_state import TrainingState
 from tba.types import Outcome
 
 log = logging.getLogger(__name__)
 
-START = 600.0  # seconds for a rank to read or answer an order; the first order includes imports, on a busy machine
-
-
-class Follower(Child):
-    """A rank other than 0, which runs as a child of this process. A thread receives the rank's answers, and so notices
-    at once when the rank ends."""
-
-    def __init__(self, rank: int, command: Sequence[str]):
-        super().__init__(f"rank {rank} of the trainer", command)
-        self.answers: SimpleQueue[Any] = SimpleQueue()  # the last entry is None, once the rank has ended
-        self.ended = threading.Event()
-        self.missed = threading.Event()  # set once a caller has received an error in place of an answer
-        widen(self.stdin)
-        threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
-
-    def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
-        """Send an order, and wait until the rank has read most of it. A rank that does not read the order in time is
-        killed, so that this call cannot wait forever."""
-        with self.killed_after(START):
-            self.send({"do": what, "with": said}, numbers)
-
-    def answer(self, patience: float) -> Any:
-        """Return the rank's answer. If the rank reports an error instead, raise this error. Raise RunFailed if the rank
-        has died, or does not answer within `patience` seconds."""
-        try:
-            answer = self.answers.get(timeout=patience)
-        except Empty:
-            raise RunFailed(f"{self.name} has not answered for {patience:g} s") from None
-        if answer is None or "error" in answer:
-            self.missed.set()
-        if answer is None:
-            self.answers.put(None)
-            raise RunFailed(f"{self.name} has died ({self.how_ended()})")
-        if "error" in answer:
-            error = error_named(answer["error"], answer["says"])
-            raise error if isinstance(error, TBAError) else RunFailed(f"{self.name}: {error}")
-        return answer["is"]
-
-    def why_ended(self) -> str:
-        """Return the error with which a rank has ended. Earlier answers that nobody has read are skipped."""
-        while True:
-            try:
-                self.answer(END_PATIENCE)
-            except Exception as error:
-                return str(error)
-
-    def _listen(self) -> None:
-        with self.stdout:
-            while (message := self.receive()) is not None:
-                self.answers.put(message[0])
-        self.answers.put(None)
-        self.ended.set()
-
-
-class Followers:
-    """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, rank 0 may wait
-    forever. The process of rank 0 is therefore ended. If rank 0 has noticed the death, it first gets time to store the
-    syncs that were closed before."""
-
-    def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * END_PATIENCE):
-        self.size, self.grace = size, grace
-        self.all = [Follower(rank, [*command, str(rank)]) for rank in range(1, size)]
-        self.leaving, self.closing = threading.Event(), threading.Event()
-        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closing.set()
-        for follower in self.all:
-            follower.close()
-
-    def release(self) -> None:
-        """Let all ranks end. Call this before rank 0 leaves the process group: a rank may have to wait there until the
-        other ranks leave too."""
-        self.leaving.set()
-        for follower in self.all:
-            follower.release()
-
-    def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
-        for follower in self.all:
-            if follower.ended.is_set():
-                follower.answer(END_PATIENCE)
-            follower.order(what, said, numbers)
-
-    def answers(self, patience: float = START) -> list[Any]:
-        return [follower.answer(patience) for follower in self.all]
-
-    def together(self, what: str, mine: Callable[[], Any], said: Any = None, numbers: Numbers = ()) -> list[Any]:
-        """Carry out an order in all ranks at once. Return the result of this rank, followed by the answers of the other
-        ranks."""
-        self.order(what, said, numbers)
-        try:
-            result = mine()
-        except Exception as error:
-            if not isinstance(error, TBAError):  # most likely caused by another rank, whose error says more
-                self._hear_of_an_end()
-            raise
-        return [result, *self.answers()]
-
-    def _hear_of_an_end(self) -> None:
-        """Wait a few seconds for another rank to end, and raise the error of that rank."""
-        for _ in looks(END_PATIENCE):
-            for follower in self.all:
-                if follower.ended.is_set():
-                    follower.answer(END_PATIENCE)
-
-    def _watch(self) -> None:
-        while not self.closing.wait(1.0):
-            if dead := [follower for follower in self.all if follower.ended.is_set()]:
-                ended = self.closing.wait(self.grace)
-                if not ended and any(follower.missed.is_set() for follower in dead):
-                    self.leaving.wait(PATIENCE.total_seconds())
-                    ended = self.closing.wait(self.grace)
-                if not ended:
-                    log.error("%s; rank 0 did not stop by itself within %g s", dead[0].why_ended(), self.grace)
-                    os._exit(1)
-                return
-
 
 class LeadingLearner(Learner):
     """The learner of rank 0. Every rank carries out each call with its own part of the model and of the batch."""
 
-    def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        ranks: Ranks,
-        *,
-        followers: Followers,
-        scratch: Path,
-        checkpoint: Path | None = None,
-    ):
-        super().__init__(config, policy, ranks)
-        self.followers, self.scratch, self.checkpoint = followers, scratch, checkpoint
+    def __init__(self, config: Config, policy: Policy, followers: Followers):
+        super().__init__(config, policy, followers.ranks)
+        self.followers = followers
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint. The other ranks read their own parts of it."""
-        self.followers.together("restore", partial(super().restore, state), str(self.checkpoint))
+        self.followers.together("restore", partial(super().restore, state))
 
     def learn(self, step: int, batch: Batch) -> Learned:
         values, numbers = batch_values(batch)
@@ -188,54 +59,84 @@ class LeadingLearner(Learner):
         return self.followers.together("snapshot", super().snapshot)[0]
 
     def state(self, *, step: int, sync: int) -> TrainingState:
-        """Return the state of rank 0. The other ranks write their states into the folder `others`, and
-        `TrainingState.save` waits for these files."""
-        folder = Path(mkdtemp(dir=self.scratch))
+        """Return the state of rank 0. The other ranks store their states themselves, and `TrainingState.others` waits
+        until they have done so."""
         state = partial(super().state, step=step, sync=sync)
-        return replace(self.followers.together("state", state, [step, sync, str(folder)])[0], others=folder)
+        others = partial(self.followers.stored_parts, str(sync))
+        return replace(self.followers.together("state", state, [step, sync])[0], others=others)
 
 
-def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO) -> None:
-    """Run a rank other than 0: carry out orders until there are no more. The first order is `begin`."""
-    writing, learners = Background("state"), list[Learner]()
+@dataclass(frozen=True)
+class Follower:
+    """A rank other than 0. It makes its learner from the order `begin`, and carries out all later orders with it."""
 
-    def start(said: Any, numbers: Numbers) -> None:
-        learners.append(begin(said))
+    make: Callable[[Order], Learner]
+    load: Callable[[], TrainingState]  # reads this rank's part of the checkpoint that the attempt continues
+    store: Callable[[TrainingState], Mapping[str, Any]]  # stores this rank's part of a checkpoint; see `stored_parts`
 
-    def restore(said: Any, numbers: Numbers) -> None:
-        learners[-1].restore(TrainingState.load(Path(said), learners[-1].ranks))
+    def run(self, store: dist.TCPStore, heartbeats: Heartbeats, *, silent_after: float) -> None:
+        """Carry out orders until there are no more. If this fails, report the error to rank 0 and raise it. If rank 0
+        is lost, end the process."""
+        writing, learners, done = Background("state"), list[Learner](), threading.Event()
+        rank = heartbeats.rank
+        ending = partial(_end_without_rank_0, heartbeats, done, silent_after)
+        threading.Thread(target=ending, name="rank-0", daemon=True).start()
 
-    def learn(said: Any, numbers: Numbers) -> Any:
-        step, values = said
-        learned = learners[-1].learn(step, batch_of(values, numbers, learners[-1].policy.device))
-        return [{name: getattr(outcome, name) for name in Outcome.__slots__} for outcome in learned.outcomes]
+        def begin(order: Order) -> None:
+            learners.append(self.make(order))
 
-    def snapshot(said: Any, numbers: Numbers) -> None:
-        learners[-1].snapshot()
+        def restore(order: Order) -> None:
+            learners[-1].restore(self.load())
 
-    def state(said: Any, numbers: Numbers) -> None:
-        step, sync, folder = said
-        writing.make_room()
-        training_state = learners[-1].state(step=step, sync=sync)
-        writing.submit(lambda: write(training_state, Path(folder)))
+        def learn(order: Order) -> Any:
+            step, values = order.said
+            batch = batch_of(values, order.numbers, learners[-1].policy.device)
+            outcomes = learners[-1].learn(step, batch).outcomes
+            return [{name: getattr(outcome, name) for name in Outcome.__slots__} for outcome in outcomes]
 
-    def write(training_state: TrainingState, folder: Path) -> None:
-        """Write this rank's file. If this fails, report the error and end the process: rank 0 waits for the file, and
-        may send no further order that could be answered with the error."""
+        def snapshot(order: Order) -> None:
+            learners[-1].snapshot()
+
+        def state(order: Order) -> None:
+            step, sync = order.said
+            writing.make_room()
+            training_state = learners[-1].state(step=step, sync=sync)
+            writing.submit(lambda: keep(training_state, sync))
+
+        def keep(training_state: TrainingState, sync: int) -> None:
+            """Store this rank's part. If this fails, report the error and end the process: rank 0 waits for the part,
+            and may send no further order that could be answered with the error."""
+            try:
+                store.set(part_key(str(sync), rank), json.dumps(self.store(training_state)))
+            except Exception as error:
+                log.exception("the state of the optimizer cannot be stored")
+                heartbeats.report(error)
+                os._exit(1)
+
+        obeying = {"begin": begin, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}
         try:
-            training_state.save_optimizer(folder)
+            while (order := next_order()).what != END:
+                answer(obeying[order.what](order))
+            writing.finish()
         except Exception as error:
-            log.exception("the state of the optimizer cannot be written")
-            tell_error(answers, error)
-            os._exit(1)
+            with suppress(RuntimeError):
+                heartbeats.report(error)
+            raise
+        finally:
+            done.set()
 
-    obeying = {"begin": start, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}
 
-    def obey(what: str, said: Any, numbers: Numbers) -> tuple[Any, Numbers]:
-        return obeying[what](said, numbers), ()
-
-    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks are out of step
-    writing.finish()
+def _end_without_rank_0(heartbeats: Heartbeats, done: threading.Event, silent_after: float) -> None:
+    """End the process if rank 0 is lost and this rank does not notice it by itself, because it waits for rank 0 in the
+    process group."""
+    while not done.wait(1.0):
+        silence = heartbeats.silence(0)
+        if heartbeats.cut or silence > silent_after:
+            if not done.wait(END_PATIENCE):
+                why = "has ended" if heartbeats.cut else f"has given no sign of life for {silence:.0f} s"
+                log.error("rank 0 of the trainer %s", why)
+                os._exit(1)
+            return
 
 
 def batch_values(batch: Batch) -> tuple[Any, list[np.ndarray]]:
@@ -250,3 +151,16 @@ def batch_of(values: Any, numbers: Numbers, device: torch.device) -> Batch:
     by_name: dict[str, Any] = {**plain, "lengths": tuple(plain["lengths"])}
     by_name |= {name: torch.tensor(array, device=device) for name, array in zip(names, numbers, strict=True)}
     return Batch(**by_name)
+
+
+def files_as_numbers(folder: Path) -> tuple[list[str], list[np.ndarray]]:
+    """Return the names and the bytes of the files of a small folder, as an order carries them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in files]
+    return names, [np.frombuffer(path.read_bytes(), np.uint8) for path in files]
+
+
+def write_files(names: list[str], numbers: Numbers, folder: Path) -> None:
+    for name, content in zip(names, numbers, strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.tobytes())

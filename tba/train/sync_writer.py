@@ -200,7 +200,10 @@ class SyncWriter:
             with _naming_scratch(self.scratch):
                 sha256s = copy.snapshot.save(Path(name)).sha256s
                 sha256s |= replace(state, queues=queues).save(Path(name))
-            self.checkpoints.save(copy.sync, self.attempt, step=copy.step, folder=Path(name), sha256s=sha256s)
+            others = state.others()
+            self.checkpoints.save(
+                copy.sync, self.attempt, step=copy.step, folder=Path(name), sha256s=sha256s, stored=others
+            )
         self._check_owner()
         self.checkpoints.prune(self.config.sync.keep_checkpoints)
 

@@ -10,7 +10,7 @@ of ranks can read these files: each rank reads the rows that it will hold.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tba.config import OptimizerName
-from tba.distributed.ranks import ALONE, PATIENCE, Ranks, held, held_as, rows_of
-from tba.errors import Damaged, DeadlinePassed
+from tba.distributed.ranks import ALONE, Ranks, held, held_as, rows_of
+from tba.errors import Damaged
 from tba.models.saving.weight_files import Stored, write_tensors
 from tba.runtime.host_copies import HostCopies, size_of
-from tba.runtime.waiting import looks
 from tba.train.optimizers import HeldAdamW
 
 _STATE, _FILE, _OPTIMIZER, _REFERENCE = "state.json", "optimizer", "optimizer.", "reference.safetensors"
@@ -46,17 +45,12 @@ class TrainingState:
     reference: dict[str, Tensor] | None = None  # the reference's weights by name, if it has moved
     auxiliary: dict[str, Tensor] | None = None  # weights and optimizer of the model that the objective needs, if any
     ranks: Ranks = ALONE  # the rank that has this state
-    others: Path | None = None  # folder into which the other ranks write their parts of the optimizer
+    others: Callable[[], Sequence[Mapping[str, Any]]] = list  # waits for the files that other ranks store
 
     def save(self, folder: Path) -> dict[str, str]:
         """Write the state into a folder. Return the sha256 of the files that this process has written, by name, except
         that of a small file."""
         sha256s = {optimizer_file(self.ranks): self.save_optimizer(folder)}
-        if self.others:
-            for rank in range(1, self.ranks.size):
-                name = optimizer_file(Ranks(rank, self.ranks.size))
-                await_file(self.others / name).rename(folder / name)
-            self.others.rmdir()
         for tensors, name in ((self.reference, _REFERENCE), (self.auxiliary, _AUXILIARY)):
             if tensors is not None:
                 sha256s[name] = _write(folder / name, tensors)
@@ -66,13 +60,9 @@ class TrainingState:
         return sha256s
 
     def save_optimizer(self, folder: Path) -> str:
-        """Write this rank's part of the optimizer, and return the sha256 of the file. The file gets its name only once
-        it is complete."""
+        """Write this rank's part of the optimizer, and return the sha256 of the file."""
         tensors = {f"{_OPTIMIZER}{name}": value for name, value in self.optimizer.items()}
-        path = folder / optimizer_file(self.ranks)
-        digest = _write(path.with_suffix(".part"), {**tensors, _RANDOM: self.random})
-        path.with_suffix(".part").rename(path)
-        return digest
+        return _write(folder / optimizer_file(self.ranks), {**tensors, _RANDOM: self.random})
 
     @classmethod
     def load(cls, folder: Path, ranks: Ranks = ALONE) -> "TrainingState":
@@ -189,14 +179,6 @@ def _rows(files: Sequence[Any], key: str, ranks: Ranks) -> Tensor:
             parts.append(it[start : max(start, stop)])
         first += rows
     return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def await_file(path: Path, patience: float = PATIENCE.total_seconds()) -> Path:
-    """Wait for a file that another rank is writing, and return its path."""
-    for _ in looks(patience):
-        if path.exists():
-            return path
-    raise DeadlinePassed(f"{path.name} has not been written for {patience:g} s")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

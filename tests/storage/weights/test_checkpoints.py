@@ -1,5 +1,6 @@
 """Checkpoints are complete, with their ledger, or do not exist."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from storage.runs.retention import given_up
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
-from tba.errors import Damaged, Missing, StorageError
+from tba.errors import Damaged, Missing, StorageError, Superseded
 from tba.types import Version
 from tests.support.faults.checkpoint_damage import DAMAGES, OPTIMIZER, damage
 from tests.support.storage.saved_checkpoints import save, state
@@ -33,6 +34,33 @@ def test_a_checkpoint_without_its_ledger_is_refused(run: Run, tmp_path: Path, th
     with pytest.raises(StorageError, match=r"before (draws|steps)/000005-a0001"):
         Checkpoints(run).save(5, 1, 10, state(tmp_path))
     assert Checkpoints(run).complete() == []
+
+
+def test_a_checkpoint_has_the_parts_that_other_processes_have_stored(run: Run, tmp_path: Path):
+    part = tmp_path / "optimizer-00001-of-00002.safetensors"
+    part.write_text("moments")
+    entry = Checkpoints(run).save_part(0, 1, part, sha256=sha256(b"moments").hexdigest())
+    assert Checkpoints(run).complete() == []
+    Checkpoints(run).save(0, 1, 0, state(tmp_path), stored=[entry])
+    folder = Checkpoints(run).load(0, 1)
+    assert (folder / part.name).read_text() == "moments" and (folder / "state.json").read_text() == "{}"
+
+
+@local
+@pytest.mark.parametrize(
+    ("stored", "changes", "error"), [(False, {}, Superseded), (True, {"sha256": "0" * 64}, Damaged)]
+)
+def test_a_checkpoint_without_a_part_or_with_another_is_refused(
+    run: Run, tmp_path: Path, stored: bool, changes: dict[str, str], error: type[Exception]
+):
+    part = tmp_path / "optimizer-00001-of-00002.safetensors"
+    part.write_text("moments")
+    entry = {"name": part.name, "bytes": 7, "sha256": sha256(b"moments").hexdigest(), **changes}
+    if stored:
+        Checkpoints(run).save_part(0, 1, part, sha256=entry["sha256"])
+    with pytest.raises(error):
+        Checkpoints(run).save(0, 1, 0, state(tmp_path), stored=[entry])
+        Checkpoints(run).load(0, 1)
 
 
 @local

@@ -1,24 +1,39 @@
-"""Runs a rank other than the first, for tests of ranks: `python -m tests.support.tba.a_rank SIZE RANK`."""
+"""A trainer's ranks without a run: `led` leads them from the process of a test, and `python -m
+tests.support.tba.a_rank` is a rank other than 0."""
 
+import os
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from tba import errors
 from tba.config import Config, parse
-from tba.distributed.ranks import PATIENCE, Ranks, join, leave
-from tba.distributed.sharding import ShardedPolicy, shard, without_weights
+from tba.distributed.followers import Followers, await_ranks, start_children
+from tba.distributed.heartbeats import Heartbeats, greet
+from tba.distributed.orders import Order
+from tba.distributed.process_group import Group, Meeting, admit, join, leave, open_meeting, reach
+from tba.distributed.ranks import Ranks
+from tba.distributed.sharding import ShardedPolicy, save_without_weights, shard, without_weights
+from tba.distributed.world import LOOPBACK, World
 from tba.models.policy import Policy
 from tba.runtime.child import end_with_parent
-from tba.runtime.messages import take_pipes
-from tba.train.leader import follow
+from tba.train.leader import Follower, LeadingLearner
 from tba.train.learner import Learner
+from tba.train.training_state import TrainingState, optimizer_file
 
 CPU = torch.device("cpu")
+RANK = [sys.executable, "-m", "tests.support.tba.a_rank"]
+EVERY = 0.2  # seconds between two heartbeats
+PARTS = "TBA_TEST_PARTS"
+"""The environment variable with the folder in which a rank stores its parts of checkpoints."""
 
 
 def precise_policy(*, seed: int = 0, tied: bool) -> Policy:
@@ -33,18 +48,78 @@ def sharded(made_of: str, ranks: Ranks, config: Config, source: PreTrainedModel 
     return shard(bare, ranks, CPU, source, compute_dtype=compute_dtype)
 
 
-def begin(size: int, rank: int, port: int, plain: dict[str, Any], made_of: str) -> Learner:
-    if "error" in plain:
-        raise getattr(errors, plain["error"], RuntimeError)("no room")
-    if not dist.is_initialized():
-        join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
-    ranks, config = Ranks(rank, size), parse(plain)
-    return Learner(config, sharded(made_of, ranks, config), ranks)
+@contextmanager
+def led(
+    size: int, *, silent_after: float = 60.0, grace: float = 30.0, parts: Path | None = None
+) -> Iterator[Followers]:
+    """Start ranks, and lead them as rank 0."""
+    world = World(rank=0, size=size, local_size=size, address=LOOPBACK)
+    meeting = open_meeting(world)
+    admit(meeting, Group(attempt=1, size=size, token="of a test"))
+    said = {PARTS: str(parts)}
+    places = {
+        rank: replace(world, rank=rank, local_rank=rank, port=meeting.port).variables() | said
+        for rank in range(1, size)
+    }
+    with start_children(RANK, places) as children:
+        names = await_ranks(meeting.store, size, children, 60.0)
+        with Followers(
+            meeting.store, names, children=children, every=EVERY, silent_after=silent_after, grace=grace
+        ) as followers:
+            try:
+                join(world, meeting, CPU)
+                yield followers
+            finally:
+                followers.release()
+                leave()
+
+
+def begun(
+    followers: Followers, config: Config, policy: Policy, scratch: Path, checkpoint: Path | None = None
+) -> LeadingLearner:
+    """Let all ranks make a learner, and return that of rank 0. `scratch` is a folder that all ranks can read."""
+    save_without_weights(policy, scratch)
+
+    def begin() -> LeadingLearner:
+        return LeadingLearner(config, sharded(str(scratch), followers.ranks, config, policy.model), followers)
+
+    learner = followers.together("begin", begin, [config.to_dict(), str(scratch), str(checkpoint)])[0]
+    if checkpoint:
+        learner.restore(TrainingState.load(checkpoint, followers.ranks))
+    return learner
+
+
+def _follow(world: World) -> None:
+    meeting = Meeting(reach(world.address, world.port), world.address, world.port)
+    assert greet(meeting.store, world.rank) is None
+    checkpoints, ranks = list[str](), Ranks(world.rank, world.size)
+
+    def make(order: Order) -> Learner:
+        plain, made_of, checkpoint = order.said
+        if "error" in plain:
+            raise getattr(errors, plain["error"], ValueError)("no room")
+        if "sleeps" in plain:
+            time.sleep(plain["sleeps"])
+        checkpoints.append(checkpoint)
+        config = parse(plain)
+        return Learner(config, sharded(made_of, ranks, config), ranks)
+
+    def load() -> TrainingState:
+        return TrainingState.load(Path(checkpoints[-1]), ranks)
+
+    with Heartbeats(meeting.store, world.rank, [0], every=EVERY) as heartbeats:
+        join(world, meeting, CPU)
+        Follower(make, load, _store).run(meeting.store, heartbeats, silent_after=60.0)
+    leave()
+
+
+def _store(state: TrainingState) -> Mapping[str, Any]:
+    folder = Path(os.environ[PARTS])
+    state.save_optimizer(folder)
+    return {"name": optimizer_file(state.ranks), "folder": str(folder)}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     end_with_parent()
-    size, rank = map(int, sys.argv[1:])
-    follow(lambda said: begin(size, rank, *said), *take_pipes())
-    leave()
+    _follow(World.of(os.environ))

@@ -166,9 +166,7 @@ class Store:
         self.take("version", version.number)
         return base is None or version.number in self.whole
 
-    def save(
-        self, sync: int, attempt: int, *, step: int, folder: Path, sha256s: Mapping[str, str] | None = None
-    ) -> None:
+    def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None:
         self.kept[sync] = load_file(folder / "model.safetensors")
         self.dtypes[f"checkpoint {sync}"] = {t.dtype for t in self.kept[sync].values()}
         self.states[sync] = TrainingState.load(folder)
@@ -203,9 +201,11 @@ class CheckpointsOf:
         self.store = store
 
     def save(
-        self, sync: int, attempt: int, *, step: int, folder: Path, sha256s: Mapping[str, str] | None = None
-    ) -> None:
-        self.store.save(sync, attempt, step=step, folder=folder, sha256s=sha256s)
+        self, sync: int, attempt: int, *, step: int, folder: Path,
+        sha256s: Mapping[str, str] | None = None, stored: Sequence[Mapping[str, Any]] = (),
+    ) -> None:  # fmt: skip
+        assert not stored
+        self.store.save(sync, attempt, step=step, folder=folder)
 
     def prune(self, keep: int) -> None:
         self.store.journal.append("prune checkpoints")

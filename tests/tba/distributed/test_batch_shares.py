@@ -43,7 +43,7 @@ def test_a_share_is_the_batchs_own_rows(groups):
 
 
 @pytest.mark.parametrize("without", [{}, {"ref_logp_B": None, "ref_logp_BT": None}], ids=["all", "no reference"])
-def test_a_batch_comes_through_a_pipe_as_it_was(without: dict[str, None]):
+def test_a_batch_comes_to_another_rank_as_it_was(without: dict[str, None]):
     batch = replace(batch_at(1), reference_power=0.3, **without)
     values, numbers = batch_values(batch)
     found = batch_of(values, numbers, torch.device("cpu"))

@@ -1,101 +1,107 @@
-"""If a rank of a trainer fails, dies or does not answer, all ranks end, and the error names the rank."""
+"""If a rank of a trainer fails, dies or gives no sign of life, all ranks end, and the error names the rank."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
+from datetime import timedelta
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tba.errors import RunFailed
-from tba.train.leader import Followers
+from tests.support.tba.a_rank import begun, led, precise_policy
+from tests.support.tba.trainers import settings
+from tests.support.waiting import until
 
-RANK = [sys.executable, "-m", "tests.support.tba.a_rank", "3"]
+WHO = r"rank {} of the trainer \(pid \d+ on \S+\)"
+
+
+def failing(error: str) -> list[object]:
+    """Return what the order `begin` says, so that the other ranks fail with an error of this class."""
+    return [{"error": error}, "", ""]
 
 
 @pytest.mark.parametrize(
     ("met", "raised", "says"),
     [
         pytest.param("RunFailed", RunFailed, "^no room$", marks=pytest.mark.long),
-        ("ValueError", RunFailed, r"^rank 1 of the trainer \(pid \d+\): .*no room"),
+        ("ValueError", RunFailed, f"^{WHO.format(1)}: ValueError: no room$"),
     ],
 )
 def test_what_goes_wrong_at_another_rank_is_told_by_the_first(met, raised, says):
-    with Followers(RANK, 2) as followers, pytest.raises(raised, match=says):
-        followers.together("begin", lambda: "mine", [0, {"error": met}, ""])
+    with led(2) as followers, pytest.raises(raised, match=says):
+        followers.together("begin", lambda: "mine", failing(met))
 
 
 def test_a_rank_that_is_killed_ends_what_the_others_do():
-    with Followers(RANK, 3) as followers:
-        os.kill(followers.all[1].process.pid, signal.SIGKILL)
-        with pytest.raises(RunFailed, match=r"^rank 2 of the trainer \(pid \d+\) has died \(SIGKILL\)$"):
-            followers.together("begin", stuck, [0, {}, ""])
+    """Rank 1 fails too, because it loses the connection, but it is not blamed."""
+    with led(3) as followers:
+        os.kill(followers.children[2].pid, signal.SIGKILL)
+        with pytest.raises(RunFailed, match=f"^{WHO.format(2)} has died \\(SIGKILL\\)$"):
+            followers.together("snapshot", stuck)
 
 
-def test_a_rank_that_does_not_read_is_killed(monkeypatch):
-    monkeypatch.setattr("tba.train.leader.START", 0.5)
-    deaf = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    with Followers(deaf, 2) as followers, pytest.raises(RunFailed, match=r"has died \(SIGKILL\)$"):
-        followers.together("learn", lambda: "mine", numbers=[np.zeros(2**20)])
+def test_a_rank_without_a_sign_of_life_is_lost():
+    """As if its machine had lost power: no connection is closed."""
+    with led(2, silent_after=1.0) as followers:
+        os.kill(followers.children[1].pid, signal.SIGSTOP)
+
+        def noticed() -> str:
+            try:
+                followers.check()
+            except RunFailed as error:
+                return str(error)
+            return ""
+
+        said = until(noticed, "the rank is lost")
+        assert re.fullmatch(f"{WHO.format(1)} has given no sign of life for \\d+ s", said)
 
 
-BREAKS = """
-from tba.train.leader import follow
-from tba.runtime.messages import take_pipes
-
-class Learner:
-    def state(self, **of):
-        return self
-    def save_optimizer(self, folder):
-        raise OSError("no space")
-
-follow(lambda said: Learner(), *take_pipes())
-"""
+def test_a_rank_that_lives_but_does_not_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tba.distributed.process_group.PATIENCE", timedelta(seconds=5))
+    monkeypatch.setattr("tba.distributed.followers.END_PATIENCE", 0.1)
+    with led(2) as followers, pytest.raises(RunFailed, match=r"'begin' together: .*imed out"):
+        followers.together("begin", lambda: "mine", [{"sleeps": 1000}, "", ""])
 
 
-def test_a_rank_that_cannot_store_its_part_says_so_and_ends():
-    with Followers([sys.executable, "-c", BREAKS], 2) as followers:
-        followers.together("begin", lambda: None)
-        with pytest.raises(RunFailed, match=r"^rank 1 of the trainer \(pid \d+\): OSError: no space$"):
-            followers.together("state", lambda: None, [1, 1, ""])
-            assert followers.all[0].ended.wait(20)
-            followers.order("learn")
+def test_a_rank_that_cannot_store_its_part_says_so_and_ends(tmp_path: Path):
+    with led(2, parts=tmp_path / "a file" / "of a folder") as followers:
+        learner = begun(followers, settings(), precise_policy(tied=True), tmp_path)
+        (tmp_path / "a file").touch()
+        with pytest.raises(RunFailed, match=f"^{WHO.format(1)}: .*[Nn]ot a directory"):
+            learner.state(step=1, sync=1).others()
 
 
 HANGS = """
-import logging, sys, time
-from tba.train.leader import Followers
+import logging, time
+from tests.support.tba.a_rank import led
 logging.basicConfig()
-followers = Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1)
-time.sleep(1000)
-"""
-ENDS = """
-import sys
-from tba.runtime.messages import send
-send(sys.stdout.buffer, {'error': 'ValueError', 'says': 'no room'})
+with led(2, grace=0.1) as followers:
+    followers.together("begin", lambda: time.sleep(1000), [{"error": "ValueError"}, "", ""])
 """
 
 
 def test_a_trainer_that_waits_for_a_dead_rank_ends_and_says_what_that_died_of():
-    ended = subprocess.run([sys.executable, "-c", HANGS, ENDS], capture_output=True, text=True, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=100)
     assert ended.returncode == 1
-    assert re.search(r"ERROR.*rank 1 of the trainer \(pid \d+\): ValueError: no room; rank 0 did not", ended.stderr)
+    assert re.search(f"ERROR.*{WHO.format(1)}: ValueError: no room; rank 0 did not", ended.stderr)
 
 
 STORES = """
 import sys, time
 from tba.errors import RunFailed
-from tba.train.leader import Followers
-with Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1) as followers:
+from tests.support.tba.a_rank import led
+with led(2, grace=0.1) as followers:
     try:
-        followers.answers()
+        followers.together("begin", lambda: None, [{"error": "ValueError"}, "", ""])
     except RunFailed:
         time.sleep(3)
         print("stored", flush=True)
         followers.release()
-        time.sleep(float(sys.argv[2]))
+        time.sleep(float(sys.argv[1]))
 """
 
 
@@ -103,10 +109,11 @@ with Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1) as followers:
 @pytest.mark.parametrize(("leaves", "code"), [("0", 0), ("1000", 1)])
 def test_a_trainer_that_knows_of_a_dead_rank_stores_what_it_has_before_it_ends(leaves, code):
     """It does not wait long for other ranks to leave with it."""
-    ended = subprocess.run([sys.executable, "-c", STORES, ENDS, leaves], capture_output=True, text=True, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", STORES, leaves], capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stdout) == (code, "stored\n")
 
 
 def stuck() -> None:
     """Fail like a process group that has lost a rank."""
+    time.sleep(0.1)
     raise RuntimeError("connection closed by peer")

@@ -3,7 +3,6 @@ precision, so that what differs by more than the order of a sum is seen."""
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +14,14 @@ import torch
 
 from benchmarks.harness.tiny_models import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
 from tba.config import Config, OptimizerName
-from tba.distributed.ranks import Ranks, join, leave, open_port
 from tba.distributed.sharding import save_without_weights, without_weights
 from tba.errors import Damaged
 from tba.models.policy import Policy
-from tba.train.leader import Followers, LeadingLearner
 from tba.train.learner import Learner
 from tba.train.training_state import TrainingState
 from tests.support.models.families import FAMILIES, family_folder
 from tests.support.sampled_parameters import sampled
-from tests.support.tba.a_rank import precise_policy, sharded
+from tests.support.tba.a_rank import begun, led, precise_policy
 from tests.support.tba.rank_batches import K, P, batch_at
 from tests.support.tba.trainers import settings
 
@@ -68,30 +65,18 @@ def config_of(**changes: Any) -> Config:
 def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Return a function that makes learners over several processes. This process is the first rank; the other ranks
     follow the newest learner."""
-    size, scratch = request.param, tmp_path_factory.mktemp("ranks")
+    scratch, parts = tmp_path_factory.mktemp("ranks"), tmp_path_factory.mktemp("parts")
     os.environ["GLOO_SOCKET_IFNAME"] = "of-a-cluster"
-    store = open_port(size)
-    ranks: list[Ranks] = []
+    with led(request.param, parts=parts) as followers:
+        yield lambda config, policy, checkpoint=None: begun(followers, config, policy, scratch, checkpoint)
 
-    with Followers([sys.executable, "-m", "tests.support.tba.a_rank", str(size)], size) as followers:
 
-        def make(config: Config, policy: Policy, checkpoint: Path | None = None) -> LeadingLearner:
-            save_without_weights(policy, scratch)
-
-            def begin() -> LeadingLearner:
-                if not ranks:
-                    ranks.append(join(0, size, store))
-                of = sharded(str(scratch), ranks[0], config, policy.model)
-                return LeadingLearner(config, of, ranks[0], followers=followers, scratch=scratch, checkpoint=checkpoint)
-
-            said = [store.port, config.to_dict(), str(scratch)]
-            learner: LeadingLearner = followers.together("begin", begin, said)[0]
-            if checkpoint:
-                learner.restore(TrainingState.load(checkpoint, ranks[0]))
-            return learner
-
-        yield make
-        leave()
+def save(state: TrainingState, folder: Path) -> None:
+    """Save a state with the parts that the other ranks have stored."""
+    folder.mkdir()
+    state.save(folder)
+    for part in state.others():
+        Path(part["folder"], part["name"]).rename(folder / part["name"])
 
 
 def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
@@ -219,8 +204,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_with_as_many_ranks_and_alike_with_othe
         spread.learn(step, batch_at(step))
         alone.learn(step, batch_at(step))
     for learner, name in ((spread, "spread"), (alone, "alone")):
-        (tmp_path / name).mkdir()
-        learner.state(step=2, sync=1).save(tmp_path / name)
+        save(learner.state(step=2, sync=1), tmp_path / name)
     middle = copied(spread)
 
     def third_step(learner: Learner) -> dict[str, torch.Tensor]:
@@ -248,8 +232,7 @@ def test_each_optimizer_steps_with_ranks_as_without_and_goes_on_from_what_any_nu
     for step in (1, 2):
         for learner in (spread, alone):
             learner.learn(step, batch_at(step))
-    (tmp_path / "spread").mkdir()
-    spread.state(step=2, sync=1).save(tmp_path / "spread")
+    save(spread.state(step=2, sync=1), tmp_path / "spread")
     middle = {key: it.clone() for key, it in weights_of(spread).items()}
     found, expected = TrainingState.load(tmp_path / "spread").optimizer, alone.state(step=2, sync=1).optimizer
     assert found.keys() == expected.keys() and any(key.endswith("_codes") for key in found) == (name == "adamw-8bit")

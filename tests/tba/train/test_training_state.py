@@ -102,9 +102,8 @@ def test_whatever_is_wrong_with_a_checkpoint_it_is_damaged_and_named(tmp_path, w
 def save_by_two_ranks(folder: Path, weights: list[nn.Parameter]) -> None:
     optimizer = optimizer_of(weights)
     step(weights, optimizer)
-    (folder / "others").mkdir()
-    state = replace(state_of(optimizer), ranks=Ranks(0, 2), others=folder / "others")
-    replace(state, ranks=Ranks(1, 2)).save_optimizer(folder / "others")
+    state = replace(state_of(optimizer), ranks=Ranks(0, 2))
+    replace(state, ranks=Ranks(1, 2)).save_optimizer(folder)
     state.save(folder)
 
 

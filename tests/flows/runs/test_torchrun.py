@@ -1,0 +1,133 @@
+"""Ranks that something else starts: torchrun, or a person who sets the variables of torchrun's contract. Searchers and
+trainer go in step, so timing has no influence on what is learned."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.harness.step_queries import DRAWS, LEDGER
+from benchmarks.harness.tiny_models import tiny_folder
+from flows.planning import create
+from flows.roles import leading_rank
+from storage import layout
+from storage.maintenance.check import check
+from storage.runs.control import change_state
+from storage.runs.rendezvous import find_rendezvous
+from storage.runs.run import Run
+from tests.support.flows.killed_runs import kill, role, rows, stored
+from tests.support.flows.live_roles import settings
+from tests.support.waiting import until
+
+STEPS = 6
+LOSSES = "select step, loss, grad_norm from steps order by step"
+CHOSEN = "select step, slot, position, trajectory_id, branch, weight, age from draws order by step, slot, position"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def automatic(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose trainer has started its second rank itself."""
+    run = start(tmp_path_factory.mktemp("root"), policy, "automatic")
+    searcher, trainer = role(run, "searcher"), role(run, "trainer")
+    try:
+        assert trainer.wait(200) == 0
+    finally:
+        kill(trainer)
+        kill(searcher)
+    return run
+
+
+def start(root: Path, policy: Path, name: str) -> Run:
+    changes = {
+        "training.steps": STEPS,
+        "training.ranks": 2,
+        "training.groups_per_micro_batch": 1,
+        "sync.lag": 0,
+        "sync.every": 1,
+        "sync.checkpoint_every": 2,
+        "sampling.recent_share": 1.0,
+        "search.prompts_per_round": 4,
+        "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
+    }
+    return create.start(settings(policy, **changes), str(root), name)
+
+
+def torchrun(run: Run, ranks: int, log: Path) -> "subprocess.Popen[bytes]":
+    options = [f"--nproc-per-node={ranks}", "--max-restarts=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, f"--rdzv-id={run.name}-1"]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*command, "-m", "flows.roles.rank", run.url], stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def by_hand(run: Run, ranks: int, log: Path) -> "list[subprocess.Popen[bytes]]":
+    """Start ranks of which only rank 0 is told an address. The others learn it from the run's storage."""
+    processes = list[subprocess.Popen[bytes]]()
+    for rank in reversed(range(ranks)):
+        said = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+        environment = {**os.environ, **{name: str(value) for name, value in said.items()}}
+        if rank == 0:
+            environment["MASTER_ADDR"] = "127.0.0.1"
+        with log.open("ab") as output:
+            command = [*leading_rank.COMMAND, run.url]
+            processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+    return processes
+
+
+def end(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        for it in [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []:
+            it.kill()
+        process.kill()
+        process.wait(20)
+
+
+def test_torchrun_takes_the_steps_of_a_trainer_that_starts_its_ranks(automatic: Run, policy: Path, tmp_path: Path):
+    run, log = start(tmp_path, policy, "torchrun"), tmp_path / "log"
+    searcher, trainer = role(run, "searcher"), torchrun(run, 2, log)
+    try:
+        assert trainer.wait(300) == 0, log.read_text()[-3000:]
+    finally:
+        end([trainer])
+        kill(searcher)
+    assert rows(run, LEDGER) == rows(automatic, LEDGER)
+    assert rows(run, DRAWS) == rows(automatic, DRAWS)
+    assert check(run).problems == []
+
+
+def test_an_attempt_that_has_lost_a_rank_is_continued_by_another_number_of_ranks(
+    automatic: Run, policy: Path, tmp_path: Path
+):
+    run, log = start(tmp_path, policy, "killed"), tmp_path / "log"
+    searcher, begun = role(run, "searcher"), by_hand(run, 2, log)
+    try:
+        until(lambda: stored(run, layout.STEPS) >= 3, "three syncs", 200, log=log)
+        begun[0].send_signal(signal.SIGKILL)
+        assert begun[1].wait(120) == 1, log.read_text()[-3000:]
+        begun += by_hand(run, 3, log)
+        assert [it.wait(300) for it in begun[2:]] == [0, 0, 0], log.read_text()[-3000:]
+    finally:
+        end(begun)
+        change_state(run, desired="stop", why="finished")
+        kill(searcher)
+    (failed,) = rows(run, "select message from events where kind = 'failed'")
+    assert re.match(rf"RunFailed: rank 1 of the trainer \(pid {begun[0].pid} on \S+\) has given no sign", failed[0])
+    assert [it.size for n in (1, 2) if (it := find_rendezvous(run, n))] == [2, 3]
+    assert rows(run, CHOSEN) == rows(automatic, CHOSEN)
+    for found, expected in zip(rows(run, LOSSES), rows(automatic, LOSSES), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert check(run).problems == []

@@ -1,0 +1,141 @@
+"""A trainer on two machines: two network namespaces of Linux, joined by a cable, with two ranks each. They share
+nothing but the root of the run. Searchers and trainer go in step, so timing has no influence on what is learned."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.tiny_models import tiny_folder
+from flows.planning import create
+from storage import layout
+from storage.maintenance.check import check
+from storage.runs.control import change_state
+from storage.runs.rendezvous import find_rendezvous
+from storage.runs.run import Run
+from tests.support.flows.killed_runs import kill, role, rows, stored
+from tests.support.flows.live_roles import settings
+from tests.support.waiting import until
+
+STEPS, PORT = 6, 29400
+CHOSEN = "select step, slot, position, trajectory_id, branch, weight, age from draws order by step, slot, position"
+LOSSES = "select step, loss, grad_norm from steps order by step"
+
+
+def _may_make_namespaces() -> bool:
+    tried = ["unshare", "--net", "ip", "link", "add", "name", "cable", "type", "veth"]
+    return (
+        bool(shutil.which("ip") and shutil.which("unshare"))
+        and subprocess.run(tried, capture_output=True).returncode == 0
+    )
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not _may_make_namespaces(), reason="needs iproute2 and the right to make network namespaces"),
+]
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    address: str
+    folder: Path  # for temporary files and the cache
+
+    def torchrun(self, run: Run, nodes: int, first: str, attempt: int) -> "subprocess.Popen[bytes]":
+        command = [
+            *("ip", "netns", "exec", self.name, sys.executable, "-m", "torch.distributed.run"),
+            *(f"--nnodes={nodes}", "--nproc-per-node=2", "--max-restarts=0", "--rdzv-backend=c10d"),
+            *(f"--rdzv-endpoint={first}:{PORT + attempt}", f"--rdzv-id={run.name}-{attempt}"),
+            *(f"--local-addr={self.address}", "-m", "flows.roles.rank", run.url),
+        ]
+        own = {name: str(self.folder) for name in ("TMPDIR", "TBA_CACHE", "HOME")}
+        with (self.folder / "log").open("ab") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **own})
+
+    def unplug(self) -> None:
+        ip("-n", self.name, "link", "set", "cable", "down")
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()[-3000:]
+
+    def clear(self) -> None:
+        """Kill every process of this node."""
+        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True)
+        for pid in listed.stdout.split():
+            subprocess.run(["kill", "-9", pid], capture_output=True)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+    made = [Node(f"tba-{os.getpid()}-{n}", f"10.77.0.{n}", tmp_path / f"node {n}") for n in (1, 2)]
+    try:
+        for node in made:
+            node.folder.mkdir()
+            ip("netns", "add", node.name)
+        first, second = (node.name for node in made)
+        ip("-n", first, "link", "add", "name", "cable", "type", "veth", "peer", "name", "cable", "netns", second)
+        for node in made:
+            ip("-n", node.name, "addr", "add", f"{node.address}/24", "dev", "cable")
+            for interface in ("lo", "cable"):
+                ip("-n", node.name, "link", "set", interface, "up")
+        yield made
+    finally:
+        for node in made:
+            node.clear()
+            subprocess.run(["ip", "netns", "del", node.name], capture_output=True)
+
+
+def start(root: Path, policy: Path, name: str) -> Run:
+    changes = {
+        "training.steps": STEPS,
+        "training.groups_per_micro_batch": 1,
+        "sync.lag": 0,
+        "sync.every": 1,
+        "sync.checkpoint_every": 2,
+        "sampling.recent_share": 1.0,
+        "search.prompts_per_round": 4,
+        "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
+        "limits.lease_every": 1.0,
+        "limits.silent_after": 8.0,
+    }
+    return create.start(settings(policy, **changes), str(root), name)
+
+
+def test_two_nodes_train_and_one_goes_on_when_the_other_is_unplugged(nodes: list[Node], tmp_path: Path):
+    policy = tiny_folder(tmp_path / "policy")
+    alone, run = (start(tmp_path / "root", policy, name) for name in ("alone", "nodes"))
+    searcher, trainer = role(alone, "searcher"), role(alone, "trainer")
+    try:
+        assert trainer.wait(200) == 0
+    finally:
+        kill(trainer)
+        kill(searcher)
+    first, second = nodes
+    searcher = role(run, "searcher")
+    try:
+        begun = [node.torchrun(run, 2, first.address, 1) for node in nodes]
+        until(lambda: stored(run, layout.STEPS) >= 3 or begun[0].poll(), "three syncs", 300, log=first.folder / "log")
+        second.unplug()
+        assert begun[0].wait(120) != 0, first.log()
+        assert first.torchrun(run, 1, first.address, 2).wait(300) == 0, first.log()
+    finally:
+        change_state(run, desired="stop", why="finished")
+        kill(searcher)
+    assert "RunFailed: rank 2 of the trainer" in first.log() or "RunFailed: rank 3 of the trainer" in first.log()
+    assert [it.size for n in (1, 2) if (it := find_rendezvous(run, n))] == [4, 2]
+    assert rows(run, CHOSEN) == rows(alone, CHOSEN)
+    for found, expected in zip(rows(run, LOSSES), rows(alone, LOSSES), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert check(run).problems == []
