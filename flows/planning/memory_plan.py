@@ -123,13 +123,12 @@ def plan(config: Config, model: Model, gpus: Gpus) -> Plan:
     """Return the plan of a run. Raise ConfigError if there are too few GPUs for its ranks or an engine, or if an engine
     cannot be used."""
     vllm = engines_of(config, gpus)
-    kinds = {role: _kind(role) for role in roles_of(config)}
-    in_main_memory = {
-        role: role_main_memory.trainer(config, model)
-        if kind == "trainer"
-        else getattr(role_main_memory, kind)(config, model, vllm=vllm[kind])
-        for role, kind in kinds.items()
+    by_kind = {
+        "trainer": role_main_memory.trainer(config, model),
+        "searcher": role_main_memory.searcher(config, model, vllm=vllm["searcher"]),
+        "evaluator": role_main_memory.evaluator(config, model, vllm=vllm["evaluator"]),
     }
+    in_main_memory = {role: by_kind[role.partition("-")[0]] for role in roles_of(config)}
     return Plan(_on_gpus(config, model, gpus, vllm), in_main_memory, gpus.main_memory)
 
 
@@ -167,15 +166,12 @@ def _generating(
 ) -> Load:
     """Return the load of a searcher or the evaluator on a GPU that so many roles share. Unless `whole`, only a part of
     its engine is there."""
-    kind = "evaluator" if role == "evaluator" else "searcher"
-    options = {"total": total, "roles": roles, "vllm": vllm[kind]}
+    kind: Generating = "evaluator" if role == "evaluator" else "searcher"
+    uses_vllm = vllm[kind]
     if whole:
-        parts = getattr(role_memory, kind)(config, model, **options)
+        count = role_memory.evaluator if kind == "evaluator" else role_memory.searcher
+        parts = count(config, model, total=total, roles=roles, vllm=uses_vllm)
     else:
-        parts = role_memory.engine(config, model, kind, **options)
-    least = role_memory.least_engine(config, model) if vllm[kind] else 0.0
-    return Load(role, parts, least, role_memory.parked(vllm=vllm[kind]))
-
-
-def _kind(role: str) -> str:
-    return role.partition("-")[0]
+        parts = role_memory.engine(config, model, kind, total=total, roles=roles, vllm=uses_vllm)
+    least = role_memory.least_engine(config, model) if uses_vllm else 0.0
+    return Load(role, parts, least, role_memory.parked(vllm=uses_vllm))
