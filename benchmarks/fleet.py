@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -209,12 +209,15 @@ def search(run: Run, options: argparse.Namespace) -> dict[str, float]:
         seqs[searcher] += 1
         heapq.heappush(due, (time.monotonic() + options.pace, searcher))
 
+    stored: list[Future[None]] = []
     with ThreadPoolExecutor(THREADS) as pool:
         while (now := time.monotonic()) < began + options.seconds:
             while due and due[0][0] <= now:
-                pool.submit(store, heapq.heappop(due)[1])
+                stored.append(pool.submit(store, heapq.heappop(due)[1]))
             time.sleep(0.002)
         count, seconds = len(appends), time.monotonic() - began
+    for append in stored:
+        append.result()  # raises the error of a searcher that stopped
     size = len(encode(to_table(rounds[0], run=run.name, searcher=0, seq=0)))
     linear = searchers * options.rows / options.pace
     times = sorted(appends[:count])
@@ -286,10 +289,12 @@ class Trainer:
     def admit(self) -> None:
         self.sync += 1
         self.step += 1
-        self.times["look_ms"].append(seconds_of(self.buffer.waiting))
+        look = seconds_of(self.buffer.waiting)
         shards = len(self.buffer.arrivals.found)
-        self.times["admit_ms"].append(seconds_of(lambda: self.buffer.sync(self.sync, step=self.step)))
-        if shards:
+        admit = seconds_of(lambda: self.buffer.sync(self.sync, step=self.step))
+        if shards:  # the first looks come before the first shards
+            self.times["look_ms"].append(look)
+            self.times["admit_ms"].append(admit)
             self.arrived.append(shards)
             self.records.append(len(self.run.store.read(layout.sync(self.sync))))
 
@@ -304,7 +309,7 @@ class Trainer:
     def told(self) -> dict[str, Any]:
         medians = {name: round(1e3 * statistics.median(it), 2) if it else 0.0 for name, it in self.times.items()}
         record_kb = round(statistics.median(self.records) / 1e3, 1) if self.records else 0.0
-        arrived = round(statistics.fmean(self.arrived), 1) if self.arrived else 0.0
+        arrived = round(statistics.median(self.arrived), 1) if self.arrived else 0.0
         return {"syncs": len(self.times["look_ms"]), "arrived": arrived, "record_kb": record_kb, **medians}
 
 

@@ -310,14 +310,14 @@ def markdown(race: Race, rows: Sequence[Row], goal: float) -> Iterator[str]:
     yield f"| arm | learning rate | threads | {' | '.join(columns)} | seeds |"
     yield "|---|---:|---:|" + "---:|" * len(columns) + "---:|"
     for name in race.arms:
-        of = [row for row in rows if row.arm == name and row.seed != TUNING_SEED and row.goal == goal]
-        if of:
+        if of := reported(race, rows, name, goal):
             there = [row for row in of if math.isfinite(row.steps)]
             values = {
                 it: [value for row in there if not math.isnan(value := getattr(row, it))] for it in columns.values()
             }
             cells = [spread(them) for them in values.values()]
-            yield f"| {name} | {of[0].rate:g} | {of[0].threads} | {' | '.join(cells)} | {len(there)} of {len(of)} |"
+            rate = f"{of[0].rate:g}" if threads(race, rows, name, goal) else f"{of[0].rate:g}, search not ended"
+            yield f"| {name} | {rate} | {of[0].threads} | {' | '.join(cells)} | {len(there)} of {len(of)} |"
     yield ""
     tried = sorted({row.rate for row in rows if row.seed == TUNING_SEED and row.goal == goal})
     yield "| on the tuning seed | threads | " + " | ".join(f"{rate:g}" for rate in tried) + " |"
@@ -328,6 +328,16 @@ def markdown(race: Race, rows: Sequence[Row], goal: float) -> Iterator[str]:
             timed = len(race.arms[name].threads) > 1
             cells = {row.rate: said(row, timed=timed) for row in of if row.threads == count}
             yield f"| {name} | {count} | " + " | ".join(cells.get(rate, "") for rate in tried) + " |"
+
+
+def reported(race: Race, rows: Sequence[Row], name: str, goal: float) -> list[Row]:
+    """Return the rows of an arm on the reported seeds: those with its chosen rate and threads, or all of them if the
+    search for these has not ended."""
+    of = [row for row in rows if row.arm == name and row.seed != TUNING_SEED and row.goal == goal]
+    asked = threads(race, rows, name, goal)
+    if not asked or any(run not in {row.key for row in rows} for run in asked):
+        return of
+    return [row for row in of if row.key == best(race, rows, name, row.seed, goal)]
 
 
 def said(row: Row, *, timed: bool) -> str:

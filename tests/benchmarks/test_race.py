@@ -13,7 +13,7 @@ from benchmarks.harness import memory
 from benchmarks.harness.memory import measured
 from benchmarks.harness.rows import append, read
 from benchmarks.science.laptop import LAPTOP
-from benchmarks.science.race import TUNING_SEED, Race, Row, Run, most_steps, next_run, reached
+from benchmarks.science.race import TUNING_SEED, Race, Row, Run, markdown, most_steps, next_run, reached
 from benchmarks.science.runs import finished_in_one_go
 from benchmarks.science.speed import QUICKSTART
 from flows.commands.arguments import read_changes
@@ -131,3 +131,21 @@ def test_memory_of_a_command_includes_that_of_its_children(monkeypatch: pytest.M
 def test_a_command_that_fails_is_shown_with_what_it_said():
     with pytest.raises(RuntimeError, match=r"exit code 3(?s:.*)no room"):
         measured([sys.executable, "-c", "import sys; print('no room', file=sys.stderr); sys.exit(3)"])
+
+
+def test_the_table_shows_the_chosen_rate_alone_and_says_when_the_search_has_not_ended():
+    name = "synchronous TB"
+
+    def made(rate: float, steps: float, *, seed: int = TUNING_SEED, count: str = "1", seconds: float = 9.0) -> Row:
+        return row(Run(arm=name, seed=seed, rate=rate, threads=count, goal=0.9), steps=steps, seconds=seconds)
+
+    def shown(rows: list[Row]) -> str:
+        return next(line for line in markdown(QUICKSTART, rows, 0.9) if line.startswith(f"| {name} |"))
+
+    tried = [made(rate, steps) for rate, steps in [(3e-4, 20.0), (6e-4, 30.0), (1.2e-3, 40.0)]]
+    seeds = [made(3e-4, 25.0, seed=0, seconds=11.0)]
+    assert "0.0003, search not ended" in shown(tried + seeds)
+    tried += [made(1.5e-4, 10.0), made(7.5e-5, 15.0), made(1.5e-4, 10.0, count="2")]
+    seeds += [made(1.5e-4, 12.0, seed=0, seconds=7.0)]
+    assert shown(tried + seeds).startswith(f"| {name} | 0.00015 | 1 | 7")
+    assert shown(tried + seeds).endswith("| 1 of 1 |")

@@ -8,10 +8,11 @@ TASK is `quickstart` or `many-answers`. Each run takes `STEPS` steps on 16 promp
 trajectories. The lag is exact (benchmarks/science/lagged.py). A lag of 0 is on policy, and at a lag of 256 the base
 policy generates all responses. Each seed has its own base policy.
 
-A local search (`local_search.py`) chooses the learning rate and one further setting of each arm, such as beta, at each
-lag, on `TUNING_SEEDS`. The chosen setting then runs on other seeds. The search looks for the best result after the last
-step. For `quickstart` the result is accuracy: the mean probability of the right answer to held-out problems. For
-`many-answers` it is the total variation to the exact target at `BETA`. Both are exact: no response is sampled.
+A local search (`local_search.py`) chooses the learning rate of each arm and a further setting, such as beta, if the arm
+has one, at each lag, on `TUNING_SEEDS`. The chosen setting then runs on other seeds. The search looks for the best
+result after the last step. For `quickstart` the result is accuracy: the mean probability of the right answer to
+held-out problems. For `many-answers` it is the total variation to the exact target at `BETA`. Both are exact: no
+response is sampled.
 
 Each finished run is a row of the CSV and is not repeated, so the command continues where it stopped.
 """
