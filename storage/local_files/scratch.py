@@ -18,7 +18,7 @@ from pathlib import Path
 
 _PREFIX = "tba-scratch-"
 _HIDDEN = f".{_PREFIX}"  # a store takes no hidden file for an object
-_HOST = re.sub(r"[^\w.]+", "-", socket.gethostname())
+_HOST = re.sub(r"[^\w.]+", "-", socket.gethostname()) + "@"  # no name of another host can begin with this
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def scratch_folder(inside: Path | None = None) -> Iterator[Path]:
     folder, whose disk must have locks. Folders that killed processes have left there are removed first."""
     parent, prefix = (inside, _HIDDEN) if inside else (Path(tempfile.gettempdir()), _PREFIX)
     _clean(parent, prefix)
-    folder, lock = _make(parent, f"{prefix}{_HOST}-")
+    folder, lock = _make(parent, f"{prefix}{_HOST}")
     try:
         yield folder
     finally:
@@ -37,7 +37,7 @@ def scratch_folder(inside: Path | None = None) -> Iterator[Path]:
 def remove_left(inside: Path) -> None:
     """Remove the hidden folders that killed processes of this machine have left in a folder. Those of other machines
     stay: their disk may be shared without locks."""
-    _clean(inside, f"{_HIDDEN}{_HOST}-")
+    _clean(inside, f"{_HIDDEN}{_HOST}")
 
 
 def _clean(parent: Path, prefix: str) -> None:
