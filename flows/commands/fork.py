@@ -85,12 +85,11 @@ def command(options: argparse.Namespace) -> int:
 def fit_fork(
     config: Config, asked: str | None, changes: Mapping[str, Any], *, replay: bool, starts: bool
 ) -> Mapping[str, Any]:
-    """Return the changes of settings with which a fork fits on the GPUs `asked`, and print them. A fork in step with
-    its parent must have as many searchers. Without `asked`, print a warning if a fork that starts does not fit on the
-    GPUs of this machine."""
+    """Return the changes of settings with which a fork fits on the GPUs `asked`, and print them. Without `asked`, print
+    a warning if a fork that starts does not fit on the GPUs of this machine."""
     if not asked and not starts:
         return {}
-    keep = {*changes, *FIXED, *(("search.searchers",) if config.sync.lag is not None else ())}
+    keep = {*changes, *kept_by_forks(config)}
     planned = fit_to_gpus.with_searchers(config, 0) if replay else config
     gpus, fitted = fit_to_gpus.fit(planned, asked, keep, runs_here=starts)
     if fitted:
@@ -98,6 +97,12 @@ def fit_fork(
     elif warning := fit_to_gpus.warning(planned, gpus):
         print(f"warning: {warning}", file=sys.stderr)
     return fitted
+
+
+def kept_by_forks(config: Config) -> tuple[str, ...]:
+    """Return the settings that no plan of memory may change in a fork. A fork in step with its parent must have as many
+    searchers."""
+    return FIXED if config.sync.lag is None else (*FIXED, "search.searchers")
 
 
 def fork(

@@ -50,15 +50,12 @@ def command(options: argparse.Namespace) -> int:
 def _plan(run: "Run", asked: str | None) -> None:
     """Raise ConfigError if the run does not fit on the GPUs `asked`. Without them, print a warning if the run does not
     fit on those of this machine."""
-    from flows.commands.fork import FIXED
+    from flows.commands.fork import kept_by_forks
     from flows.planning import fit_to_gpus
-    from storage.runs.control import is_state_known, read_state
-    from tba.config import parse_known
 
-    config = parse_known(run.config)
-    if is_state_known(run):
-        config = fit_to_gpus.with_searchers(config, read_state(run).searchers)
+    config = fit_to_gpus.to_resume(run)
+    advice = f"a run keeps its settings; `tba fork {run.url} --step N --gpus here` looks for settings that do"
     if asked:
-        fit_to_gpus.refuse_too_large(config, asked, keep=FIXED)
-    elif warning := fit_to_gpus.warning(config, fit_to_gpus.found_here(config)):
+        fit_to_gpus.refuse_too_large(config, asked, kept_by_forks(config))
+    elif warning := fit_to_gpus.warning(config, fit_to_gpus.found_here(config), advice):
         print(f"warning: {warning}", file=sys.stderr)

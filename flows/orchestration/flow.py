@@ -18,7 +18,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, State
 from pydantic import Field
 
-from flows.commands.fork import FIXED
+from flows.commands.fork import kept_by_forks
 from flows.orchestration.artifacts import SECONDS_LEFT, Reports
 from flows.orchestration.deployments import DeploymentLauncher
 from flows.planning import create, fit_to_gpus, resolve
@@ -145,17 +145,18 @@ def stand_by(run: Run) -> str | State[Any] | None:
 
 
 def refuse_too_large(gpus: str, launcher: str, config: Config) -> None:
-    fit_to_gpus.refuse_too_large(config, gpus, FIXED, runs_here=launcher == "local")
+    fit_to_gpus.refuse_too_large(config, gpus, kept_by_forks(config), runs_here=launcher == "local")
 
 
 def resume_run(
     task: str, name: str | None, root: str, searchers: int | None, *, fits: Callable[[Config], None] | None = None
 ) -> tuple[Run, Config]:
-    """Resume a run. `fits` raises ConfigError if the run must not be resumed with its settings."""
+    """Resume a run, with this number of searchers if it is given. `fits` raises ConfigError if the run must not be
+    resumed with its settings and its searchers."""
     if name is None:
         raise ConfigError("run: must be the name or URL of the run to resume, got nothing")
     if fits:
-        fits(parse_known(Run.open(url_of(name, root)).config))
+        fits(fit_to_gpus.to_resume(Run.open(url_of(name, root)), searchers))
     subject, config = create.resume(url_of(name, root))
     if config.task.name != task_of(task):
         raise ConfigError(f"task: run {subject.name!r} is of task {config.task.name!r}, got {task!r}")

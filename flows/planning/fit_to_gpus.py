@@ -11,7 +11,9 @@ from flows.planning.model_sizes import find_policy
 from flows.planning.nearest_settings import nearest
 from flows.planning.plan_table import assigned, table
 from flows.supervision.gpus import memory_warnings, usable
-from tba.config import Config
+from storage.runs.control import find_state
+from storage.runs.run import Run
+from tba.config import Config, parse_known
 from tba.errors import ConfigError, RunFailed
 from tba.runtime.main_memory import main_memory
 from tba.runtime.nvidia import memory_of
@@ -67,14 +69,14 @@ def refuse_too_large(config: Config, asked: str, keep: Collection[str] = (), *, 
         )
 
 
-def warning(config: Config, gpus: Gpus | None) -> str:
-    """Return a warning if by the plan a run does not fit on the GPUs. Return an empty text if it does, or if the size
-    of the policy is unknown."""
+def warning(config: Config, gpus: Gpus | None, advice: str = "`--gpus here` looks for settings that do") -> str:
+    """Return a warning with `advice` if by the plan a run does not fit on the GPUs. Return an empty text if it does, or
+    if the size of the policy is unknown."""
     model = find_policy(config)
     if gpus is None or model is None or fits(config, model, gpus):
         return ""
     lines = "\n".join(table(config, model, gpus))
-    return f"by plan the run does not fit on {gpus}; `--gpus here` looks for settings that do:\n{lines}"
+    return f"by plan the run does not fit on {gpus}; {advice}:\n{lines}"
 
 
 def warnings_here(config: Config) -> list[str]:
@@ -104,6 +106,15 @@ def with_searchers(config: Config, searchers: int) -> Config:
     """Return the settings with this number of searchers, which `tba scale` can change and a replay has none of. The
     settings are only for a plan: if searchers go in step with the trainer, they are returned unchanged."""
     return config if config.sync.lag is not None else config.replace({"search.searchers": searchers})
+
+
+def to_resume(run: Run, searchers: int | None = None) -> Config:
+    """Return the settings for the plan of a run that is resumed with this number of searchers. Without a number, use
+    the wanted number, which `tba scale` may have changed."""
+    config = parse_known(run.config)
+    if searchers is None and (wanted := find_state(run)):
+        searchers = wanted.searchers
+    return config if searchers is None else with_searchers(config, searchers)
 
 
 def _check_there(config: Config, gpus: Gpus) -> None:

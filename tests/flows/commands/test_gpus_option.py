@@ -59,7 +59,8 @@ def test_a_resumed_run_that_does_not_fit_on_this_machine_is_warned_of(
 ):
     run = stored(tmp_path)
     assert main(["resume", run.url]) == 0
-    assert "warning: by plan the run does not fit on 1x24" in capsys.readouterr().err
+    advice = f"; a run keeps its settings; `tba fork {run.url} --step N --gpus here` looks for settings that do:"
+    assert f"warning: by plan the run does not fit on 1x24{advice}" in capsys.readouterr().err
     gpus.clear()
     assert main(["resume", run.url]) == 0
     assert "warning" not in capsys.readouterr().err
@@ -71,6 +72,20 @@ def test_the_searchers_that_a_run_has_now_count(tmp_path: Path, gpus: list[int],
     assert main(["resume", run.url, "--gpus", "here"]) != 0
     change_state(run, searchers=1)
     assert main(["resume", run.url, "--gpus", "here"]) == 0
+
+
+def test_a_resumed_run_in_step_is_told_only_of_settings_that_a_fork_of_it_can_have(
+    tmp_path: Path, gpus: list[int], resumed: list[str], capsys: pytest.CaptureFixture[str]
+):
+    changes = {"model.path": "Qwen/Qwen2.5-1.5B", "search.searchers": 2, "search.prompts_per_round": 16}
+    in_step = preset("math").replace(changes)
+    gpus[0] = 80 * 2**30
+    run = create.start(in_step, str(tmp_path), "first")
+    assert in_step.sync.lag is not None and "search.searchers" in fit_to_gpus.fit(in_step, "here")[1]
+    assert main(["resume", run.url, "--gpus", "here"]) != 0
+    told = capsys.readouterr().err
+    assert "a fork fits with --set " in told and "search.searchers" not in told
+    assert resumed == []
 
 
 def test_a_fork_is_changed_so_that_it_fits_but_keeps_what_it_shares_with_its_parent(

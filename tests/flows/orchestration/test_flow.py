@@ -8,6 +8,7 @@ import time
 import urllib.error
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ import storage
 from benchmarks.harness.servers import Server
 from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
-from flows.orchestration.flow import resume_run, tba
+from flows.orchestration.flow import refuse_too_large, resume_run, tba
 from flows.orchestration.local_server import FINAL, Stack, run_task
+from flows.planning import create
 from storage import layout
 from storage.objects.open_store import open_store
 from storage.runs.control import change_state, read_state
@@ -294,3 +296,25 @@ def test_a_run_is_resumed_by_the_name_of_its_task_or_of_a_preset_of_it(tmp_path:
         assert (resumed.url, settings.task.name) == (run.url, "redteam")
     with pytest.raises(ConfigError, match=r"task: run 'r' is of task 'redteam', got 'quickstart'"):
         resume_run("quickstart", run.url, str(tmp_path), None)
+
+
+def test_a_resumed_run_has_to_fit_with_the_searchers_that_it_will_have(tmp_path: Path):
+    config = preset("gsm8k").replace({"engine.memory_fraction": 0.1})
+    run = create.start(config, str(tmp_path), "r")
+    fits = partial(refuse_too_large, "1x80", "deployments")
+    resumed = partial(resume_run, "gsm8k", run.url, str(tmp_path), fits=fits)
+    with pytest.raises(ConfigError, match="the run does not fit on 1x80"):
+        resumed(None)
+    resumed(1)
+    assert read_state(run).searchers == 1
+    resumed(None)
+    with pytest.raises(ConfigError, match="the run does not fit on 1x80"):
+        resumed(config.search.searchers)
+    assert read_state(run).searchers == 1
+
+
+def test_a_run_in_step_that_does_not_fit_is_told_only_of_settings_that_a_fork_of_it_can_have():
+    changes = {"model.path": "Qwen/Qwen2.5-1.5B", "search.searchers": 2, "search.prompts_per_round": 16}
+    with pytest.raises(ConfigError, match="a fork fits with --set ") as raised:
+        refuse_too_large("1x80", "deployments", preset("math").replace(changes))
+    assert "search.searchers" not in str(raised.value)
