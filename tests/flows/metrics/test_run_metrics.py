@@ -1,7 +1,5 @@
 """The metrics of a run agree with what queries find in its storage, and a second reading reads only what is new."""
 
-from pathlib import Path
-
 import duckdb
 import pytest
 
@@ -12,7 +10,9 @@ from storage import layout
 from storage.objects.store import Entry
 from storage.runs.events import Events
 from storage.runs.run import Run
-from tests.support.storage.synthetic import SyntheticRun, copy_run, put
+from storage.weights.attempt_claim import claim_attempt
+from tba.types import Version
+from tests.support.storage.synthetic import SyntheticRun, put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 Found = dict[tuple[str, ...], float]
@@ -121,23 +121,26 @@ def test_a_second_reading_reads_only_what_is_new(live: Run, monkeypatch: pytest.
 
 
 @local
-def test_a_new_attempt_that_repeats_steps_is_counted(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The ledger of attempt 2 begins at a sync that the reader has passed in attempt 1."""
+def test_a_new_attempt_that_repeats_steps_is_counted(root: str, monkeypatch: pytest.MonkeyPatch):
+    """The ledger of attempt 2 begins before the newest ledger that the reader has read, which is of attempt 1."""
     monkeypatch.setattr("flows.metrics.log_metrics._BEHIND", 0)
-    later = [
-        entry.key for entry in finished.store.list() if "-a0002" in entry.key or entry.key.startswith("attempts/0002")
-    ]
-    run = copy_run(finished, tmp_path)
-    for key in later:
-        run.store.delete(key)
-    reader = RunReader(run)
-    before = read(reader)
-    assert before["tba_run_attempts",] == 1
-    for key in later:
-        run.store.create(key, finished.store.read(key))
+    monkeypatch.setattr("flows.metrics.log_metrics.EVENTS_EVERY", 0.0)
+    made = SyntheticRun(root, "first").begin()
+    made.take_syncs(1, range(1, 5), made.buffer(1))
+    reader = RunReader(made.run)
+    assert read(reader)["tba_trainer_steps_total",] == 8
+    for entry in made.run.store.list(layout.checkpoint(Version(4, 1))):
+        made.run.store.delete(entry.key)
+    assert claim_attempt(made.run).continues == Version(2, 1)
+    made.publish(Version(2, 2))
+    buffer = made.buffer(2)
+    for sync in range(3):
+        buffer.sync(sync, step=2 * sync)
+    buffer.restore(made.queues[2])
+    made.take_syncs(2, range(3, 5), buffer)
     found = read(reader)
-    check_log(run, found)
-    assert found["tba_trainer_steps_total",] > before["tba_trainer_steps_total",]
+    check_log(made.run, found)
+    assert found["tba_trainer_steps_total",] == 12
 
 
 @local
