@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from tba.distributed.heartbeats import Heartbeats, name_of
+from tba.distributed.heartbeats import Heartbeats, is_of_connection, name_of
 from tba.distributed.orders import END, answers, send_order
 from tba.distributed.process_group import PATIENCE, reach
 from tba.distributed.ranks import Ranks
@@ -86,7 +86,7 @@ class Followers:
             self._in_step = False
             if not isinstance(error, TBAError):  # most likely caused by another rank, whose error says more
                 self._raise_why_lost()
-            if isinstance(error, RuntimeError):
+            if is_of_connection(error):
                 raise RunFailed(f"the ranks of the trainer did not carry out {what!r} together: {error}") from error
             raise
 
@@ -149,6 +149,9 @@ class Followers:
                 found = self.why_lost(self.silent_after)
             except RuntimeError as error:  # the store, which torchrun's agent may hold, does not answer
                 found = RunFailed(f"the store at which the ranks met is gone: {error}"), False
+            if found and found[1]:
+                self._closing.wait(END_PATIENCE)
+                found = self.why_lost(self.suspect_after) or found
             if found:
                 self._lost = self._lost or found[0]
                 if not self._ends_by_itself():

@@ -26,6 +26,12 @@ class Ended(NamedTuple):
     follows: bool  # True if the error only says that the connection to some rank has broken
 
 
+def is_of_connection(error: Exception) -> bool:
+    """True if an error of this rank most likely says only that another rank does not answer."""
+    of_torch = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
+    return of_torch or isinstance(error, dist.DistError)
+
+
 def greet(store: dist.TCPStore, rank: int) -> str | None:
     """Write the name of this rank's process into the store. Return None, or the name of another process that has
     joined as the same rank before."""
@@ -68,10 +74,7 @@ class Heartbeats:
 
     def report(self, error: Exception) -> None:
         """Tell rank 0 with which error this rank ends."""
-        follows = isinstance(error, dist.DistError) or (
-            isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
-        )
-        said = {"error": type(error).__name__, "says": str(error), "follows": follows}
+        said = {"error": type(error).__name__, "says": str(error), "follows": is_of_connection(error)}
         self._store.set(_error(self.rank), json.dumps(said))
 
     def reported(self, rank: int, name: str) -> Ended | None:

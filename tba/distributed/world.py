@@ -42,7 +42,7 @@ class World:
         world = cls(
             rank=_number(variables, "RANK", high=size - 1),
             size=size,
-            local_rank=_number(variables, "LOCAL_RANK", high=max(local_size, size) - 1, default=0),
+            local_rank=_number(variables, "LOCAL_RANK", high=size - 1, default=0),
             local_size=local_size,
             address=address,
             port=_number(variables, "MASTER_PORT", high=65535, default=0),
@@ -67,7 +67,7 @@ def _number(variables: Mapping[str, str], name: str, *, low: int = 0, high: int,
     if not said and default is not None:
         return default
     if not (said.isascii() and said.isdigit() and low <= int(said) <= high):
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {said or 'nothing'!s}")
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {said or 'nothing'}")
     return int(said)
 
 
