@@ -5,10 +5,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.roles.meeting import local_world, open_meeting
+from storage.runs.events import Events
 from storage.runs.run import Run
 from tba.config import Config
 from tba.errors import ConfigError
@@ -106,7 +108,9 @@ class LeadingRank:
 
 
 @contextmanager
-def lead_ranks(run: Run, config: Config, attempt: int, world: "World | None", tell: Any) -> Iterator[LeadingRank]:
+def lead_ranks(
+    run: Run, config: Config, attempt: int, world: "World | None", events: Events, tell: Any
+) -> Iterator[LeadingRank]:
     """As rank 0, wait until the other ranks of an attempt have joined. Without a `world`, start them on this machine.
     They end with the `with` block."""
     from tba.distributed.followers import Followers, await_ranks, start_children
@@ -118,11 +122,17 @@ def lead_ranks(run: Run, config: Config, attempt: int, world: "World | None", te
     tell(f"waiting for {size - 1} more ranks")
     here = world or local_world(size)
     device, meeting, limits = device_of(config, here), open_meeting(run, attempt, here), config.limits
+    report = partial(events.write, "failed", severity="error")
     places = {} if world else {rank: _place(here, rank, meeting.port) for rank in range(1, size)}
     with start_children([*COMMAND, run.url, "--child"], places) as children:
         names = await_ranks(meeting.store, size, children, PATIENCE.total_seconds())
         with Followers(
-            meeting.store, names, children=children, every=limits.lease_every, silent_after=limits.silent_after
+            meeting.store,
+            names,
+            children=children,
+            every=limits.lease_every,
+            silent_after=limits.silent_after,
+            report=report,
         ) as followers:
             try:
                 join(here, meeting, device)

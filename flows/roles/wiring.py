@@ -99,7 +99,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events, world: World | None 
     # What the trainer writes inside the folder of a local run can be stored as links, without another copy.
     with (
         scratch_folder(run.folder) as scratch,
-        lead_ranks(run, config, attempt.number, world, lease.tell) as leading,
+        lead_ranks(run, config, attempt.number, world, events, lease.tell) as leading,
     ):
         shift.begin()
         if checkpoint is not None:

@@ -58,9 +58,11 @@ class Followers:
         every: float,
         silent_after: float,
         grace: float = 3 * END_PATIENCE,
+        report: Callable[[str], object] | None = None,  # called with the reason before the process of rank 0 is ended
     ):
         self.ranks, self.names, self.children = Ranks(0, len(names) + 1), names, children
         self.silent_after, self.grace, self._store = silent_after, grace, reach(store.host, store.port)
+        self._report = report
         self.suspect_after = max(_SUSPECT, 2 * every)
         self.heartbeats = Heartbeats(store, 0, [*names], every=every)
         self._lost: Exception | None = None  # why another rank has ended, once the thread knows of it
@@ -155,9 +157,17 @@ class Followers:
             if found:
                 self._lost = self._lost or found[0]
                 if not self._ends_by_itself():
-                    log.error("%s; rank 0 did not stop by itself within %g s", self._lost, self.grace)
-                    os._exit(1)
+                    self._end_process()
                 return
+
+    def _end_process(self) -> None:
+        why = f"{self._lost}; rank 0 did not stop by itself within {self.grace:g} s"
+        log.error("%s", why)
+        try:
+            if self._report:
+                self._report(why)
+        finally:
+            os._exit(1)
 
     def _ends_by_itself(self) -> bool:
         """Wait until rank 0 has ended its work, and return True; return False if it does not do so in time."""
