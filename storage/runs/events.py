@@ -30,6 +30,8 @@ LATE = 100
 LISTED_AT_ONCE = 1000
 """Events that one request to S3 lists."""
 
+_AT_ONCE = 64  # events that are read at the same time
+
 _FIELDS = ("at", "role", "kind", "severity", "message")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -111,15 +113,26 @@ class EventReader:
     def __init__(self, run: Run):
         self.run = run
         self._by_role: defaultdict[str, _SeenEvents] = defaultdict(_SeenEvents)
+        self._pending: list[dict[str, Any]] = []  # events that were read before the store failed
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the events that have arrived since the last call, sorted by the times that they state."""
+        """Return the events that have arrived since the last call, sorted by the times that they state. A call that
+        fails loses none: the next call returns what it has read."""
+        for events in self.batches():
+            self._pending += events
+        found, self._pending = self._pending, []
+        return sorted(found, key=lambda event: (event["at"], event["role"]))
+
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the events that have arrived since the last call, a few at a time, those of one role in their order. An
+        event that was yielded is not yielded again, even if the store fails later."""
         keys = [entry.key for entry in self._listed() if layout.is_part(entry.key)]
-        keys = [key for key in keys if not self._by_role[_role_of(key)].has(key)]
-        events = [event for key, data in self._read(keys) if (event := self._decoded(key, data))]
+        keys = sorted(key for key in keys if not self._by_role[_role_of(key)].has(key))
+        for start in range(0, len(keys), _AT_ONCE):
+            found = list(self._read(keys[start : start + _AT_ONCE]))
+            yield [event for key, data in found if (event := self._decoded(key, data))]
         for seen in self._by_role.values():
             seen.forget()
-        return sorted(events, key=lambda event: (event["at"], event["role"]))
 
     def _listed(self) -> Iterator[Entry]:
         stored = sum(seen.count for seen in self._by_role.values())
