@@ -99,14 +99,18 @@ def _watched(places: list[str]) -> "Watched":
 
 
 def _url(place: str) -> str:
-    """Return the URL of a root or a run. Nothing remote is asked: what cannot be reached now may be reached later."""
+    """Return the URL of a root or a run. Nothing remote is asked: what cannot be reached now may be reached later. A
+    name under a remote root may be wrong, so a folder on this machine comes first."""
     from storage.runs.run import resolve
 
-    if "://" in (url := resolve(place)) or Path(url).is_dir():
+    url = resolve(place)
+    if "://" not in url and Path(url).is_dir():
         return url
-    if not Path(place).is_dir():
+    if "://" not in place and Path(place).is_dir():
+        return place
+    if "://" not in url:
         raise ConfigError(f"ROOT|RUN: there is neither a folder nor a run {place!r}")
-    return place
+    return url
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -5,7 +5,7 @@ import hmac
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import uvicorn
@@ -23,7 +23,7 @@ from tba.errors import ConfigError
 TOKEN = "TBA_METRICS_TOKEN"
 """The environment variable with the token that a scraper must send. Without it, no token is needed."""
 
-LOCAL_NAMES = ["127.0.0.1", "localhost"]
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -52,10 +52,16 @@ def is_loopback(listening: socket.socket) -> bool:
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
+def local_names(listening: socket.socket) -> list[str]:
+    """Return how requests may name this machine; an empty list if every name will do."""
+    address = listening.getsockname()[0]
+    return [*LOCAL_NAMES, f"[{address}]" if ":" in address else address] if is_loopback(listening) else []
+
+
 def serve(listening: socket.socket, scrape: Callable[[], list[Sample]]) -> None:
     """Answer scrapes until Ctrl-C."""
     config = uvicorn.Config(
-        make_app(scrape, os.environ.get(TOKEN, ""), only_local=is_loopback(listening)),
+        make_app(scrape, os.environ.get(TOKEN, ""), local_names(listening)),
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -71,9 +77,10 @@ def serve(listening: socket.socket, scrape: Callable[[], list[Sample]]) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def make_app(scrape: Callable[[], list[Sample]], token: str = "", *, only_local: bool = False) -> Starlette:
-    """Return the application: `/metrics` has the metrics, and `/healthy` tells that the process is alive. With
-    `only_local`, requests must name this machine, so that a site whose DNS leads here reads nothing."""
+def make_app(scrape: Callable[[], list[Sample]], token: str = "", names: Sequence[str] = ()) -> Starlette:
+    """Return the application: `/metrics` has the metrics, and `/healthy` tells that the process is alive. If
+    `names` are given, requests must name this machine by one of them, so that a site whose DNS leads here reads
+    nothing."""
 
     def metrics(request: Request) -> Response:
         if not _may_scrape(request, token):
@@ -89,7 +96,7 @@ def make_app(scrape: Callable[[], list[Sample]], token: str = "", *, only_local:
         return PlainTextResponse("ok\n")
 
     routes = [Route(path, answer, methods=["GET"]) for path, answer in (("/metrics", metrics), ("/healthy", healthy))]
-    guard = [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)] if only_local else []
+    guard = [Middleware(TrustedHostMiddleware, allowed_hosts=names)] if names else []
     return Starlette(routes=routes, middleware=guard)
 
 

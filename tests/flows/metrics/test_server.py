@@ -19,7 +19,7 @@ from flows.cli import main
 from flows.metrics.catalogue import METRICS, Metric
 from flows.metrics.exposition import encode
 from flows.metrics.otlp import encode as encode_otlp
-from flows.metrics.server import make_app
+from flows.metrics.server import listen, local_names, make_app
 from flows.metrics.watched import Sample, Watched
 from storage.runs.run import Run
 from tests.support.flows.command_line import printed, refused
@@ -114,9 +114,33 @@ def test_a_token_is_required_if_there_is_one():
 
 
 def test_on_this_machine_no_foreign_name_leads_to_the_metrics():
-    client = TestClient(make_app(list, only_local=True), base_url="http://127.0.0.1:9469")
+    client = TestClient(make_app(list, names=["127.0.0.1", "[::1]"]), base_url="http://127.0.0.1:9469")
     assert client.get("/metrics").status_code == 200
+    assert client.get("/metrics", headers={"Host": "[::1]:9469"}).status_code == 200
     assert client.get("/metrics", headers={"Host": "example.org"}).status_code == 400
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_the_address_that_is_listened_on_is_a_local_name(host: str):
+    with listen(host, 0) as listening:
+        names = local_names(listening)
+        assert {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host} == set(names)
+
+
+def test_other_addresses_have_no_local_names():
+    with listen("0.0.0.0", 0) as listening:
+        assert local_names(listening) == []
+
+
+@local
+def test_a_local_folder_comes_before_a_name_under_a_remote_root(
+    root: str, finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("TBA_ROOT", "s3://nobody-has-this/x")
+    monkeypatch.chdir(Path(root).parent)
+    said = printed(capsys, "metrics", Path(root).name, "--once")
+    assert "tba_root_runs{" in said
+    assert "nobody-has-this" not in said
 
 
 @local
