@@ -27,7 +27,7 @@ class Metric:
 _INDEX = ("role", "index")
 
 OF_A_ROOT = (
-    Metric("tba_up", "1 if the runs under the root could be listed in time, else 0"),
+    Metric("tba_up", "1 if the root could be listed in time and has runs, else 0"),
     Metric("tba_root_runs", "runs under the root, those that ended long ago included"),
 )
 
@@ -47,11 +47,11 @@ OF_A_RUN = (
     Metric("tba_role_lease_age_seconds", "time since the role renewed its lease, by both clocks", _INDEX),
     Metric("tba_role_quiet_seconds", "time since the work of the role gave a sign of life", _INDEX),
     Metric("tba_role_life", "lives of the role so far; it grows at each restart", _INDEX),
-    Metric("tba_role_free_disk_bytes", "free space on the fullest disk that the role writes to", _INDEX),
+    Metric("tba_role_free_disk_bytes", "free space on the fullest disk that the role writes to, until it ends", _INDEX),
     Metric("tba_searcher_tokens_total", "tokens of responses that this life of the searcher has stored", ("index",)),
     Metric("tba_searcher_trajectories_total", "trajectories that this life of the searcher has stored", ("index",)),
     Metric("tba_searcher_shards_total", "shards that the searcher has stored in all its lives", ("index",)),
-    Metric("tba_searcher_version", "version with which the searcher generates", ("index",)),
+    Metric("tba_searcher_version", "version with which the searcher generates, until it ends", ("index",)),
     Metric("tba_searcher_seconds_total", "time of this life of the searcher, by part of its work", ("index", "part")),
     Metric("tba_syncs_total", "sync records"),
     Metric("tba_sync_timestamp_seconds", "time of the newest sync record"),
@@ -65,7 +65,7 @@ OF_A_RUN = (
     Metric("tba_trainer_tokens_total", "tokens of responses that the trainer has learned from"),
     Metric("tba_trainer_skipped_steps_total", "gradient steps that updated nothing: something was not finite"),
     Metric("tba_trainer_step_seconds_total", "time of the gradient steps in the ledger"),
-    Metric("tba_trainer_part_seconds_total", "time of gradient steps by part; wait and backlog are idle", ("part",)),
+    Metric("tba_trainer_part_seconds_total", "time of the trainer by part; wait, backlog, shift are idle", ("part",)),
     Metric("tba_step_loss", "loss of the newest step"),
     Metric("tba_step_residual_abs", "mean absolute residual of the newest step"),
     Metric("tba_step_log_z", "mean log Z of the newest step"),
@@ -83,7 +83,7 @@ OF_A_RUN = (
     Metric("tba_evaluation_version", "newest version with a score"),
     Metric("tba_evaluation_score", "score of that version", ("metric",)),
     Metric("tba_events_total", "events of all roles", ("kind", "severity")),
-    Metric("tba_alarms", "alarms that hold now", ("kind",)),
+    Metric("tba_alarms", "alarms that hold now; 0 if no role is alive", ("kind",)),
 )  # fmt: skip
 
 STEP = {

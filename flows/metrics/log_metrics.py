@@ -39,6 +39,7 @@ class SyncMetrics:
         numbers = [layout.parse_sync(entry.key) for entry in self.run.store.list(layout.SYNCS, after=after)]
         end = 1 + max((number for number in numbers if number is not None), default=self.next - 1)
         for key, data in _read(self.run, [layout.sync(number) for number in range(self.next, end)], self.damage):
+            self.next = 1 + (layout.parse_sync(key) or 0)  # at once: the store may fail at the next record
             with self.damage.looking_at(key):
                 self._add(decode_sync(data, key))
         self.next = end
@@ -88,6 +89,7 @@ class StepMetrics:
         new = [key for key in keys if key not in self._known and layout.parse_ledger(key)]
         for key, data in _read(self.run, new, self.damage):
             with self.damage.looking_at(key):
+                self._known.add(key)
                 for row in decode_steps(data, key).to_pylist():
                     self._add({name: value for name, value in row.items() if value is not None})
         self._known.update(new)
@@ -101,12 +103,12 @@ class StepMetrics:
         after = layout.attempt(self.attempts) if self.attempts else ""
         for entry in self.run.store.list(layout.ATTEMPTS, after=after):
             if number := layout.parse_attempt(entry.key):
-                self.attempts = number
                 begins = ""
                 with self.damage.looking_at(entry.key):
                     if origin := read_attempt(self.run, number).continues:
                         begins = layout.steps(origin.number, number)
                 self._after = min(self._after, begins)
+                self.attempts = number
 
     def _add(self, row: Mapping[str, float]) -> None:
         if (order := (int(row["attempt"]), int(row["step"]))) > self._order:
@@ -143,6 +145,7 @@ class ScoreMetrics:
         new = [key for key in keys if key not in self._known]
         for key, data in _read(self.run, new, self.damage):
             with self.damage.looking_at(key):
+                self._known.add(key)
                 scores = read_scores(data, key)
                 self._seconds += sum(score.seconds for score in scores)
                 if scores and (not self._newest or scores[0].version.order > self._newest[0].version.order):
@@ -168,11 +171,12 @@ class EventMetrics:
         self._alarms: set[str] = set()  # kinds of all alarms that were ever raised
         self._held: set[tuple[str, str, str]] = set()  # role, kind of an alarm, and what the alarm is about
 
-    def read(self) -> None:
-        if time.monotonic() < self._next_look:
+    def read(self, *, at_once: bool = False) -> None:
+        if time.monotonic() < self._next_look and not at_once:
             return
-        for event in self._reader.new():
-            self._add(event)
+        for events in self._reader.batches():
+            for event in events:
+                self._add(event)
         self._next_look = time.monotonic() + EVENTS_EVERY
 
     def _add(self, event: Mapping[str, object]) -> None:
@@ -190,9 +194,10 @@ class EventMetrics:
         elif data.get("alarm") == OVER:
             self._held.discard(alarm)
 
-    def set(self, values: Values) -> None:
+    def set(self, values: Values, *, is_alive: bool) -> None:
+        """Set the metrics. `is_alive` tells whether any role is alive: otherwise no alarm holds."""
         values.set_all("tba_events_total", dict(self._counts))
-        held = Counter(kind for _, kind, _ in self._held)
+        held = Counter(kind for _, kind, _ in self._held if is_alive)
         values.set_all("tba_alarms", {(kind,): held[kind] for kind in self._alarms})
 
 
@@ -205,8 +210,8 @@ class SizeMetrics:
         self._bytes: dict[str, int] = {}
         self._newest: Version | None = None
 
-    def read(self) -> None:
-        if time.monotonic() < self._next_look:
+    def read(self, *, at_once: bool = False) -> None:
+        if time.monotonic() < self._next_look and not at_once:
             return
         for prefix in (layout.VERSIONS, layout.CHECKPOINTS):
             entries = self.run.store.list(prefix)

@@ -1,7 +1,7 @@
 """Metrics of the roles of a run, from their leases."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from flows.metrics.catalogue import MOST_SEARCHERS, STEP, Values
@@ -11,25 +11,27 @@ from storage.runs.leases import Lease
 ALIVE, SILENT = "alive", "silent"
 STATES = (ALIVE, SILENT, *sorted(CLOSED))
 _SEARCHER = "searcher"
+_EXPECTED = ("trainer", _SEARCHER, "evaluator")  # kinds that are counted even if none has a lease
 
 
-def set_roles(values: Values, leases: Sequence[Lease], *, silent_after: float) -> None:
+def set_roles(values: Values, leases: Sequence[Lease], living: Collection[str]) -> None:
+    """Set the metrics of roles. `living` names those that are alive."""
     counts: Counter[tuple[str, str]] = Counter()
     now, searchers = datetime.now(UTC), 0
     for lease in leases:
         role, index = split(lease)
-        state = state_of(lease, silent_after, now)
+        state = lease.status if lease.status in CLOSED else ALIVE if lease.role in living else SILENT
         counts[role, state] += 1
         searchers += role == _SEARCHER
         if role == _SEARCHER and searchers > MOST_SEARCHERS:
             continue
-        _set_role(values, lease, role, index, is_alive=state == ALIVE)
+        values.set("tba_role_up", state == ALIVE, role, index)
+        values.set("tba_role_life", lease.life, role, index)
         if state not in CLOSED:
-            values.set("tba_role_lease_age_seconds", max(0.0, age(lease, now)), role, index)
-            values.set("tba_role_quiet_seconds", lease.quiet, role, index)
+            _set_present(values, lease, role, index, now)
         if role == _SEARCHER:
             _set_searcher(values, lease, index)
-    for role in {role for role, _ in counts}:
+    for role in {*_EXPECTED, *(role for role, _ in counts)}:
         for state in STATES:
             values.set("tba_roles", counts[role, state], role, state)
 
@@ -56,19 +58,13 @@ def split(lease: Lease) -> tuple[str, str]:
     return (kind, str(int(number))) if number.isdecimal() else (lease.role, "0")
 
 
-def state_of(lease: Lease, silent_after: float, now: datetime) -> str:
-    if lease.status in CLOSED:
-        return lease.status
-    return ALIVE if abs(age(lease, now)) < silent_after else SILENT
-
-
-def age(lease: Lease, now: datetime) -> float:
-    return (now - datetime.fromisoformat(lease.renewed_at)).total_seconds()
-
-
-def _set_role(values: Values, lease: Lease, role: str, index: str, *, is_alive: bool) -> None:
-    values.set("tba_role_up", is_alive, role, index)
-    values.set("tba_role_life", lease.life, role, index)
+def _set_present(values: Values, lease: Lease, role: str, index: str, now: datetime) -> None:
+    """Set what is true only as long as the role has not ended."""
+    age = (now - datetime.fromisoformat(lease.renewed_at)).total_seconds()
+    values.set("tba_role_lease_age_seconds", max(0.0, age), role, index)
+    values.set("tba_role_quiet_seconds", lease.quiet, role, index)
+    if role == _SEARCHER:
+        values.set("tba_searcher_version", lease.progress.get("version"), index)
     values.set("tba_role_free_disk_bytes", None if lease.disk_gb is None else 1e9 * lease.disk_gb, role, index)
 
 
@@ -76,7 +72,6 @@ def _set_searcher(values: Values, lease: Lease, index: str) -> None:
     progress = lease.progress
     for name in ("tokens", "trajectories", "shards"):
         values.set(f"tba_searcher_{name}_total", progress.get(name), index)
-    values.set("tba_searcher_version", progress.get("version"), index)
     for name, seconds in progress.items():
         if name.startswith("seconds_"):
             values.set("tba_searcher_seconds_total", seconds, index, name.removeprefix("seconds_"))

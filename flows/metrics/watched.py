@@ -2,7 +2,8 @@
 
 A scrape reads all runs that are alive, side by side, and answers when its deadline is over at the latest. A
 reading that is not done by then goes on, and the next scrape uses it. A run that has finished is not read again. Of the
-other runs without living roles, each scrape looks at a few in turn, to see whether one of them was resumed.
+other runs without living roles, each scrape looks at a few in turn, to see whether one of them was resumed. A run that
+was never looked at comes at once.
 """
 
 import logging
@@ -11,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from flows.metrics.catalogue import METRICS, Metric, Values
 from flows.metrics.run_reader import RunReader
 from storage import layout
 from storage.objects.open_store import open_store
 from storage.runs.run import Run, run_urls
-from tba.errors import TBAError
+from tba.errors import Missing, TBAError
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +92,17 @@ class WatchedRun:
             yield metric, {**labels, **dict(zip(metric.labels, own, strict=True))}, value
 
     def _read(self) -> Values:
-        has_news, reader = self.reader.look(), self.reader
-        if has_news or (self.is_shown and not reader.was_read):
-            self._values = reader.read()
+        if self.reader.look() and self.is_shown:
+            self._values = self.reader.read()
         return self._values
+
+
+class Found(NamedTuple):
+    """What a place has: runs by their URLs, and the URLs of runs that cannot be opened now."""
+
+    is_run: bool  # whether the place is a run itself
+    runs: Mapping[str, WatchedRun]
+    closed: Sequence[str]
 
 
 class WatchedPlace:
@@ -101,28 +110,43 @@ class WatchedPlace:
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
-        self.is_run: bool | None = None  # None as long as it is unknown
+        self.job = Job(self._look, threading.Semaphore(1))  # it never waits for the readings of runs
         self._slots = threading.Semaphore(READ_AT_ONCE)
-        self.job = Job(self._look, self._slots)
-        self._runs: dict[str, WatchedRun | None] = {}  # by URL; None for a run that cannot be read
+        self._is_run = False  # True once it is known to be one
+        self._runs: dict[str, WatchedRun] = {}
+        self._told: dict[str, str] = {}  # by URL, the newest error of a run that could not be opened
 
-    def _look(self) -> dict[str, WatchedRun]:
-        """Open the runs that are new, and forget those that are gone."""
-        if self.is_run is None:
-            self.is_run = open_store(self.url).exists(layout.RUN)
-        urls = [self.url] if self.is_run else run_urls(self.url)
+    def _look(self) -> Found:
+        """Open the runs that are new, try those again that could not be opened, and forget those that are gone."""
+        self._is_run = self._is_run or open_store(self.url).exists(layout.RUN)
+        urls = [self.url] if self._is_run else run_urls(self.url)
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
             new = [url for url in urls if url not in self._runs]
-            opened = {**self._runs, **dict(zip(new, pool.map(self._open, new), strict=True))}
-        self._runs = {url: opened[url] for url in urls}
-        return {url: run for url, run in self._runs.items() if run}
+            opened = dict(zip(new, pool.map(self._open, new), strict=True))
+        known = {**self._runs, **{url: run for url, run in opened.items() if run}}
+        self._runs = {url: known[url] for url in urls if url in known}
+        self._told = {url: self._told[url] for url in urls if url in self._told}
+        return Found(self._is_run, self._runs, list(self._told))
 
     def _open(self, url: str) -> WatchedRun | None:
+        """Return the run at a URL; None if it cannot be opened now, or if nobody has created it yet."""
         try:
-            return WatchedRun(Run.open(url), self._slots, is_named=bool(self.is_run))
+            run = WatchedRun(Run.open(url), self._slots, is_named=self._is_run)
         except TBAError as error:
-            log.warning("%s is left out: %s", url, error)
+            told = self._told.pop(url, "")
+            if not (isinstance(error, Missing) and self._is_absent(url)):
+                self._told[url] = str(error)
+                if told != str(error):  # once, not at every scrape
+                    log.warning("%s is left out: %s", url, error)
             return None
+        self._told.pop(url, None)
+        return run
+
+    def _is_absent(self, url: str) -> bool:
+        """True if a folder of the root has no run."""
+        with suppress(TBAError):
+            return not self._is_run and not open_store(url).exists(layout.RUN)
+        return False
 
 
 class Watched:
@@ -143,16 +167,24 @@ class Watched:
 
     def _scrape(self, until: float) -> Iterator[Sample]:
         runs: dict[str, WatchedRun] = {}
+        closed: dict[str, Mapping[str, str]] = {}  # by URL, the labels of a run that could not be opened
         for place in self._places:
             place.job.start()
         for place in self._places:
             found, labels = place.job.result(until), {"root": place.url}
-            if found is None or not place.is_run:
-                yield METRICS["tba_up"], labels, float(found is not None)
-            if found is not None and not place.is_run:
-                yield METRICS["tba_root_runs"], labels, float(len(found))
-            runs.update(found or {})
+            if found is None:
+                yield METRICS["tba_up"], labels, 0.0
+                continue
+            if not found.is_run:
+                number = len(found.runs) + len(found.closed)
+                yield METRICS["tba_up"], labels, float(number > 0)
+                yield METRICS["tba_root_runs"], labels, float(number)
+            for url in found.closed:
+                closed.setdefault(url, {"root": layout.root_of(url), "run": url.rpartition("/")[2]})
+            runs.update(found.runs)
         runs.update(self._named)
+        for url in closed.keys() - runs.keys():
+            yield METRICS["tba_run_up"], closed[url], 0.0
         for run in self._due(list(runs.values())):
             run.job.start()
         for run in runs.values():
@@ -160,9 +192,12 @@ class Watched:
 
     def _due(self, runs: Sequence[WatchedRun]) -> Iterator[WatchedRun]:
         """Yield the runs that this scrape reads: those that are alive, and some of the dormant ones in turn."""
-        unfinished = [run for run in runs if not run.reader.has_finished]
-        dormant = [run for run in unfinished if run.reader.is_dormant]
-        yield from (run for run in unfinished if run not in dormant)
+        dormant: list[WatchedRun] = []
+        for run in runs:
+            if run.reader.is_dormant and not run.reader.has_finished:
+                dormant.append(run)
+            elif not run.reader.has_finished:
+                yield run
         start = self._turn % max(1, len(dormant))
         self._turn = start + DORMANT_AT_ONCE
         yield from islice([*dormant[start:], *dormant[:start]], DORMANT_AT_ONCE)

@@ -1,5 +1,8 @@
 """The metrics of a run agree with what queries find in its storage, and a second reading reads only what is new."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import duckdb
 import pytest
 
@@ -8,11 +11,14 @@ from flows.metrics import catalogue, role_metrics
 from flows.metrics.run_reader import RunReader
 from storage import layout
 from storage.objects.store import Entry
-from storage.runs.events import Events
+from storage.runs.events import EventReader, Events, read_events
+from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
+from tba.alarms import Alarm, Alarms
+from tba.errors import StorageError
 from tba.types import Version
-from tests.support.storage.synthetic import SyntheticRun, put
+from tests.support.storage.synthetic import SyntheticRun, copy_run, make_live_run, put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 Found = dict[tuple[str, ...], float]
@@ -150,6 +156,105 @@ def test_an_alarm_ends_with_the_life_of_its_role(live: Run, monkeypatch: pytest.
     assert read(reader)["tba_alarms", "disk-filling"] == 1
     Events(live, "supervisor", 2).write("supervisor-started", "another supervisor")
     assert read(reader)["tba_alarms", "disk-filling"] == 0
+
+
+@local
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 5, 8, 12])
+def test_a_reading_that_fails_halfway_counts_nothing_twice(
+    finished: Run, monkeypatch: pytest.MonkeyPatch, fails_at: int
+):
+    """The store fails once, at different objects of the log."""
+    monkeypatch.setattr("flows.metrics.log_metrics._AT_ONCE", 1)
+    monkeypatch.setattr("storage.runs.events._AT_ONCE", 1)
+    reader, asked, reading = RunReader(finished), [0], finished.store.read_many
+    reader.look()
+
+    def fail_once(keys: Sequence[str]) -> list[bytes]:
+        asked[0] += 1
+        if asked[0] == fails_at:
+            raise StorageError("no answer")
+        return reading(keys)
+
+    monkeypatch.setattr(finished.store, "read_many", fail_once)
+    with pytest.raises(StorageError):
+        reader.read()
+    check_log(finished, read(reader))
+
+
+@local
+def test_events_are_not_lost_if_the_store_fails(live: Run, monkeypatch: pytest.MonkeyPatch):
+    for number in range(3):
+        Events(live, "trainer", 1).write(f"kind-{number}", "something")
+    monkeypatch.setattr("storage.runs.events._AT_ONCE", 1)
+    expected, reader, reading = read_events(live), EventReader(live), live.store.read_many
+    answers = [True, True, False]
+
+    def fail_once(keys: Sequence[str]) -> list[bytes]:
+        if answers and not answers.pop(0):
+            raise StorageError("no answer")
+        return reading(keys)
+
+    monkeypatch.setattr(live.store, "read_many", fail_once)
+    with pytest.raises(StorageError):
+        reader.new()
+    assert reader.new() == expected
+    assert reader.new() == []
+
+
+@local
+def test_an_ended_role_has_no_present(root: str):
+    run = make_live_run(root)
+    with HeldLease(run, "searcher-000", every=3600.0) as lease:
+        lease.tell("working", version=2.0, tokens=4.0)
+        lease.renew()
+        alarms = Alarms(Events(run, "supervisor", 1).write)
+        for _ in range(2):
+            alarms.update([Alarm("disk-filling", "1 GB is free", "host", "error")])
+        reader = RunReader(run)
+        alive = read(reader)
+    present = {"tba_searcher_version", "tba_role_lease_age_seconds", "tba_role_quiet_seconds"}
+    assert present <= {name for name, *_ in alive}
+    assert alive["tba_alarms", "disk-filling"] == 1
+    ended = read(reader)
+    assert not (present | {"tba_role_free_disk_bytes"}) & {name for name, *_ in ended}
+    assert ended["tba_alarms", "disk-filling"] == 0
+    assert ended["tba_searcher_tokens_total", "0"] == 4
+
+
+@local
+def test_the_last_reading_has_the_newest_events_and_sizes(root: str):
+    run = make_live_run(root)
+    reader = RunReader(run)
+    with HeldLease(run, "trainer", every=3600.0) as lease:
+        lease.tell("working", version=3.0)
+        lease.renew()
+        assert read(reader)["tba_run_version",] == 3
+        SyntheticRun.of(run).publish(Version(3, 1))
+        Events(run, "trainer", 1).write("last-words", "the trainer ends")
+    last = read(reader)
+    assert last["tba_run_version",] == 3
+    assert last["tba_events_total", "last-words", "info"] == 1
+
+
+@local
+def test_roles_that_never_started_are_counted(root: str):
+    run = make_live_run(root)
+    with HeldLease(run, "trainer", every=3600.0):
+        found = read(RunReader(run))
+    assert found["tba_roles", "trainer", "alive"] == 1
+    assert found["tba_roles", "searcher", "alive"] == found["tba_roles", "evaluator", "alive"] == 0
+
+
+@local
+def test_shards_still_wait_while_their_searcher_starts_again(root: str):
+    run = make_live_run(root)
+    reader = RunReader(run)
+    with HeldLease(run, "searcher-000", every=3600.0) as lease:
+        lease.tell("working", shards=50.0)
+        lease.renew()
+        waiting = read(reader)["tba_waiting_shards",]
+    with HeldLease(run, "searcher-000", every=3600.0):
+        assert read(reader)["tba_waiting_shards",] == waiting > 40
 
 
 @local
