@@ -120,7 +120,7 @@ def test_a_run_that_could_not_be_opened_is_tried_again(
         watched = Watched([place], [])
         for _ in range(2):
             assert value(watched.scrape(deadline=LONG), "tba_run_up", root=finished.root, run=finished.name) == 0
-        assert len([it for it in caplog.records if "is left out" in it.message]) == 1
+        assert caplog.text.count("is left out") == 1
         monkeypatch.setattr(Run, "open", opening)
         assert value(watched.scrape(deadline=LONG), "tba_run_up", root=finished.root, run=finished.name) == 1
         monkeypatch.setattr(Run, "open", fail)
@@ -142,9 +142,9 @@ def test_a_folder_becomes_a_run_once_it_has_its_record(root: str, finished: Run)
 @local
 def test_old_runs_are_not_read_and_a_living_one_is_shown_at_once(root: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("flows.metrics.watched.DORMANT_AT_ONCE", 0)
-    later(monkeypatch, minutes=-3 * 24 * 60)
-    runs = [SyntheticRun(root, f"run-{number}").begin().run for number in range(3)]
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as past:
+        later(past, minutes=-3 * 24 * 60)
+        runs = [SyntheticRun(root, f"run-{number}").begin().run for number in range(3)]
     for run in runs:
         assert run_reader.RunReader(run).is_old
     read: list[str] = []
@@ -154,7 +154,6 @@ def test_old_runs_are_not_read_and_a_living_one_is_shown_at_once(root: str, monk
         read.append(reader.run.name)
         return reading(reader)
 
-    monkeypatch.setattr("flows.metrics.watched.DORMANT_AT_ONCE", 0)
     monkeypatch.setattr(run_reader.RunReader, "read", noted)
     with HeldLease(runs[1], "trainer", every=3600.0):
         samples = Watched([root], []).scrape(deadline=LONG)
