@@ -1,7 +1,7 @@
 """What searchers find: which right answers count, by when, and that rows become a table."""
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import storage
@@ -26,23 +26,20 @@ def test_all_known_answers_are_right_and_different():
 
 
 def test_each_right_answer_counts_once_from_when_it_was_first_generated(tmp_path: Path):
-    run = make_live_run(str(tmp_path))
-    ends = datetime.now(UTC).replace(tzinfo=None) + timedelta(days=2)
-    with storage.connect(run.url) as con:
-        before = len(con.execute(coverage.FOUND, {"ends": ends}).fetchall())
-    answers = [("a", 1.0), ("a", 1.0), ("b", 1.0), ("c", 0.0)]
-    Trajectories(run).append(
-        7,
-        0,
-        [
-            make_trajectory(response=text, reward=reward, tokens=(ord(text), 2), searcher=7, slot=slot)
-            for slot, (text, reward) in enumerate(answers)
-        ],
-    )
-    with storage.connect(run.url) as con:
-        found = con.execute(coverage.FOUND, {"ends": ends}).fetchall()
-        assert len(found) == before + 2 and found == sorted(found)
-        assert con.execute(coverage.FOUND, {"ends": ends - timedelta(days=3)}).fetchall() == found[:before]
+    first, second = (datetime(2027, 1, day, tzinfo=UTC) for day in (1, 2))
+    generated = [("b", 1.0, second), ("a", 1.0, second), ("a", 1.0, first), ("c", 0.0, first)]
+    run = make_live_run(str(tmp_path))  # what it has itself is older
+    for seq, (text, reward, moment) in enumerate(generated):
+        one = make_trajectory(response=text, reward=reward, tokens=(ord(text), 2), searcher=7, created_at=moment)
+        Trajectories(run).append(7, seq, [one])
+
+    def found(ends: datetime) -> list[datetime]:
+        with storage.connect(run.url) as con:
+            rows = con.execute(coverage.FOUND, {"ends": ends.replace(tzinfo=None)}).fetchall()
+        return [moment.replace(tzinfo=UTC) for (moment,) in rows if moment.year == 2027]
+
+    assert found(second) == [first, second]
+    assert found(first) == [first]
 
 
 def row(seed: int, found: int, to_10: float) -> coverage.Row:
