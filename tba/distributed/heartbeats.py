@@ -72,6 +72,11 @@ class Heartbeats:
         """Return how many seconds ago the heartbeat of a watched rank has last changed."""
         return time.monotonic() - self._seen[rank][1]
 
+    def count_anew(self) -> None:
+        """Count the silence of the watched ranks from now on. Rank 0 gives no sign of life before all ranks are there,
+        so a rank that came early must not count the time before."""
+        self._seen = {rank: (beat, time.monotonic()) for rank, (beat, _) in self._seen.items()}
+
     def report(self, error: Exception) -> None:
         """Tell rank 0 with which error this rank ends."""
         said = {"error": type(error).__name__, "says": str(error), "follows": is_of_connection(error)}

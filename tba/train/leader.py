@@ -79,6 +79,7 @@ class Follower:
         is lost, end the process."""
         writing, learners, done = Background("state"), list[Learner](), threading.Event()
         rank = heartbeats.rank
+        heartbeats.count_anew()
         ending = partial(_end_without_rank_0, heartbeats, done, silent_after)
         threading.Thread(target=ending, name="rank-0", daemon=True).start()
 
@@ -128,15 +129,18 @@ class Follower:
 
 def _end_without_rank_0(heartbeats: Heartbeats, done: threading.Event, silent_after: float) -> None:
     """End the process if rank 0 is lost and this rank does not notice it by itself, because it waits for rank 0 in the
-    process group."""
-    while not done.wait(1.0):
+    process group. A silence that ends in time is forgiven."""
+
+    def why_lost() -> str:
+        if heartbeats.cut:
+            return "has ended"
         silence = heartbeats.silence(0)
-        if heartbeats.cut or silence > silent_after:
-            if not done.wait(END_PATIENCE):
-                why = "has ended" if heartbeats.cut else f"has given no sign of life for {silence:.0f} s"
-                log.error("rank 0 of the trainer %s", why)
-                os._exit(1)
-            return
+        return f"has given no sign of life for {silence:.0f} s" if silence > silent_after else ""
+
+    while not done.wait(1.0):
+        if why_lost() and not done.wait(END_PATIENCE) and (why := why_lost()):
+            log.error("rank 0 of the trainer %s", why)
+            os._exit(1)
 
 
 def batch_values(batch: Batch) -> tuple[Any, list[np.ndarray]]:

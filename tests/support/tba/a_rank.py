@@ -25,6 +25,7 @@ from tba.distributed.sharding import ShardedPolicy, save_without_weights, shard,
 from tba.distributed.world import LOOPBACK, World
 from tba.models.policy import Policy
 from tba.runtime.child import end_with_parent
+from tba.train import leader
 from tba.train.leader import Follower, LeadingLearner
 from tba.train.learner import Learner
 from tba.train.training_state import TrainingState, optimizer_file
@@ -32,6 +33,10 @@ from tba.train.training_state import TrainingState, optimizer_file
 CPU = torch.device("cpu")
 RANK = [sys.executable, "-m", "tests.support.tba.a_rank"]
 EVERY = 0.2  # seconds between two heartbeats
+TIMES = "TBA_TEST_TIMES"
+"""The environment variable with three numbers of seconds, as a rank other than 0 uses them: between two heartbeats,
+until a silent rank 0 is lost, and until the rank then ends."""
+
 PARTS = "TBA_TEST_PARTS"
 """The environment variable with the folder in which a rank stores its parts of checkpoints."""
 
@@ -50,19 +55,26 @@ def sharded(made_of: str, ranks: Ranks, config: Config, source: PreTrainedModel 
 
 @contextmanager
 def led(
-    size: int, *, silent_after: float = 60.0, grace: float = 30.0, parts: Path | None = None
+    size: int,
+    *,
+    silent_after: float = 60.0,
+    grace: float = 30.0,
+    parts: Path | None = None,
+    times: str = f"{EVERY} 60 10",
+    late: float = 0.0,
 ) -> Iterator[Followers]:
-    """Start ranks, and lead them as rank 0."""
+    """Start ranks, and lead them as rank 0. `late` is for how many seconds rank 0 waits after the others have come."""
     world = World(rank=0, size=size, local_size=size, address=LOOPBACK)
     meeting = open_meeting(world)
     admit(meeting, Group(attempt=1, size=size, token="of a test"))
-    said = {PARTS: str(parts)}
+    said = {PARTS: str(parts), TIMES: times}
     places = {
         rank: replace(world, rank=rank, local_rank=rank, port=meeting.port).variables() | said
         for rank in range(1, size)
     }
     with start_children(RANK, places) as children:
         names = await_ranks(meeting.store, size, children, 60.0)
+        time.sleep(late)
         with Followers(
             meeting.store, names, children=children, every=EVERY, silent_after=silent_after, grace=grace
         ) as followers:
@@ -107,9 +119,10 @@ def _follow(world: World) -> None:
     def load() -> TrainingState:
         return TrainingState.load(Path(checkpoints[-1]), ranks)
 
-    with Heartbeats(meeting.store, world.rank, [0], every=EVERY) as heartbeats:
+    every, silent_after, leader.END_PATIENCE = map(float, os.environ[TIMES].split())
+    with Heartbeats(meeting.store, world.rank, [0], every=every) as heartbeats:
         join(world, meeting, CPU)
-        Follower(make, load, _store).run(meeting.store, heartbeats, silent_after=60.0)
+        Follower(make, load, _store).run(meeting.store, heartbeats, silent_after=silent_after)
     leave()
 
 

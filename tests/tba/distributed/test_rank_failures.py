@@ -60,6 +60,25 @@ def test_a_rank_without_a_sign_of_life_is_lost():
         assert re.fullmatch(f"{WHO.format(1)} has given no sign of life for \\d+ s", said)
 
 
+@pytest.mark.long
+def test_a_rank_that_came_early_does_not_count_how_long_the_others_took(tmp_path: Path):
+    """It looks for a sign of life every four seconds, so it has not seen one when it begins to follow."""
+    with led(2, times="4 5 0", late=5.0) as followers:
+        time.sleep(3)
+        begun(followers, settings(), precise_policy(tied=True), tmp_path)
+
+
+@pytest.mark.long
+def test_a_rank_forgives_a_silence_of_rank_0_that_passes(tmp_path: Path):
+    with led(2, times="0.2 2 4") as followers:
+        heartbeats = followers.heartbeats
+        heartbeats.every = 4.0
+        time.sleep(1)
+        heartbeats.every = 0.2
+        time.sleep(8)
+        begun(followers, settings(), precise_policy(tied=True), tmp_path)
+
+
 def test_a_rank_that_lives_but_does_not_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tba.distributed.process_group.PATIENCE", timedelta(seconds=5))
     monkeypatch.setattr("tba.distributed.followers.END_PATIENCE", 0.1)
