@@ -14,6 +14,7 @@ from storage.runs.events import Events
 from storage.runs.run import Run
 from tba.config import Config
 from tba.errors import ConfigError
+from tba.interfaces import Lease
 from tba.runtime.child import module_command
 
 if TYPE_CHECKING:
@@ -109,23 +110,23 @@ class LeadingRank:
 
 @contextmanager
 def lead_ranks(
-    run: Run, config: Config, attempt: int, world: "World | None", events: Events, tell: Any
+    run: Run, config: Config, attempt: int, world: "World | None", lease: Lease, events: Events
 ) -> Iterator[LeadingRank]:
     """As rank 0, wait until the other ranks of an attempt have joined. Without a `world`, start them on this machine.
-    They end with the `with` block."""
+    They end with the `with` block. While it waits for them, rank 0 also stops if it is asked to."""
     from tba.distributed.followers import Followers, await_ranks, start_children
     from tba.distributed.process_group import PATIENCE, join, leave
 
     if (size := config.training.ranks) == 1:
         yield LeadingRank(config)
         return
-    tell(f"waiting for {size - 1} more ranks")
+    lease.tell(f"waiting for {size - 1} more ranks")
     here = world or local_world(size)
     device, meeting, limits = device_of(config, here), open_meeting(run, attempt, here), config.limits
     report = partial(events.write, "failed", severity="error")
     places = {} if world else {rank: _place(here, rank, meeting.port) for rank in range(1, size)}
     with start_children([*COMMAND, run.url, "--child"], places) as children:
-        names = await_ranks(meeting.store, size, children, PATIENCE.total_seconds())
+        names = await_ranks(meeting.store, size, children, PATIENCE.total_seconds(), lease.check)
         with Followers(
             meeting.store,
             names,

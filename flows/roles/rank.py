@@ -3,7 +3,8 @@
 The place of the rank is in the environment variables of torchrun (tba/distributed/world.py). So torchrun can start the
 ranks, or anything else that sets these variables. Rank 0 is the trainer: it holds the lease and the attempt. The other
 ranks find rank 0 at `MASTER_ADDR` and `MASTER_PORT`, or, without these, by the record of the run's newest attempt under
-`control/rendezvous/`. They end with rank 0. They ignore signals to stop: rank 0 stops them.
+`control/rendezvous/`. They end with rank 0. Once they have found rank 0, they ignore signals to
+stop: rank 0 stops them.
 """
 
 import argparse
@@ -54,8 +55,6 @@ def main() -> int:
     if world.rank == 0:
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         return run_role("trainer", 0, options.run, world)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
     # Ranks may write into the same log, so each line names its rank.
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.replace("%(message)s", f"rank {world.rank}: %(message)s"))
     try:
@@ -73,7 +72,7 @@ def main() -> int:
 def follow(run: Run, world: "World") -> None:
     """Join an attempt as this rank, and follow its rank 0 until the work is done."""
     config = with_ranks(parse(run.config), world)
-    use_threads(config)
+    use_threads(config, world.local_size)
     switch_soon()
     from tba.distributed.heartbeats import Heartbeats
     from tba.distributed.process_group import join, leave
@@ -81,9 +80,12 @@ def follow(run: Run, world: "World") -> None:
 
     device, limits = device_of(config, world), config.limits
     meeting, attempt = find_meeting(run, world)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     with scratch_folder() as scratch:
         with Heartbeats(meeting.store, world.rank, [0], every=limits.lease_every) as heartbeats:
-            ranks = join(world, meeting, device)
+            with heartbeats.reporting():
+                ranks = join(world, meeting, device)
             follower = Follower(
                 make=lambda order: make_learner(config, ranks, device, order, scratch),
                 load=lambda: load_state(run, attempt, ranks),

@@ -98,7 +98,7 @@ def work(
     """Set the number of threads, then import the machine learning libraries, then do the role's work."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar per publish would fill the log
     lease.tell("loading libraries")
-    use_threads(config)
+    use_threads(config, world.local_size if world else None)
     from flows.roles import wiring
 
     if role == "searcher":

@@ -20,18 +20,19 @@ def switch_soon() -> None:
     ask_linux(_PR_SET_TIMERSLACK, 1)  # nanoseconds; by default, Linux wakes a thread up to 50 us late
 
 
-def threads_of(config: Config) -> int:
-    """Return the number of threads of each role; 0 leaves the number to torch. Cores are not set aside for the
-    evaluator, which is idle most of the time."""
+def threads_of(config: Config, ranks: int | None = None) -> int:
+    """Return the number of threads of each role; 0 leaves the number to torch. `ranks` is the number of ranks on this
+    machine, by default `training.ranks`. Cores are not set aside for the evaluator, which is idle most of the time."""
     if config.model.threads != "shared":
         return config.model.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // (config.training.ranks + config.search.searchers))
+    return max(1, cores // ((ranks or config.training.ranks) + config.search.searchers))
 
 
-def use_threads(config: Config) -> None:
-    """Import torch, and let it compute with the number of threads that the settings give to a role."""
-    threads = threads_of(config)
+def use_threads(config: Config, ranks: int | None = None) -> None:
+    """Import torch, and let it compute with the number of threads that the settings give to a role; see
+    `threads_of`."""
+    threads = threads_of(config, ranks)
     if threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     import torch

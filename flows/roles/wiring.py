@@ -99,7 +99,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events, world: World | None 
     # What the trainer writes inside the folder of a local run can be stored as links, without another copy.
     with (
         scratch_folder(run.folder) as scratch,
-        lead_ranks(run, config, attempt.number, world, events, lease.tell) as leading,
+        lead_ranks(run, config, attempt.number, world, lease, events) as leading,
     ):
         shift.begin()
         if checkpoint is not None:
@@ -220,7 +220,8 @@ def _open_shifts(run: Run, config: Config, lease: HeldLease, *, check: Callable[
 
 
 def _check_unless_stopped(lease: HeldLease) -> None:
-    """Raise Superseded if another life has taken over. A trainer stops only after a sync, so a stop is not raised."""
+    """Raise Superseded if another life has taken over. A trainer that works stops only after a sync, so a
+    stop is not raised."""
     with suppress(Stopped):
         lease.check()
 

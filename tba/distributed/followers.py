@@ -2,9 +2,11 @@
 
 import json
 import logging
+import math
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -29,11 +31,14 @@ Children = Mapping[int, "subprocess.Popen[bytes]"]
 """The ranks that rank 0 has started itself, by their number."""
 
 
-def await_ranks(store: dist.TCPStore, size: int, children: Children, patience: float) -> dict[int, str]:
+def await_ranks(
+    store: dist.TCPStore, size: int, children: Children, patience: float, check: Callable[[], None] = lambda: None
+) -> dict[int, str]:
     """Wait until all other ranks have come to the store, and return their names. Raise RunFailed or DeadlinePassed,
-    naming the ranks that are missing."""
+    naming the ranks that are missing. `check` is called again and again, and raises the reason to stop waiting."""
     names = dict[int, str]()
     for _ in looks(patience):
+        check()
         names |= {rank: name for rank in range(1, size) if rank not in names and (name := name_of(store, rank))}
         if len(names) == size - 1:
             return names
@@ -99,22 +104,22 @@ class Followers:
             raise self._lost
 
     def stored_parts(self, key: str) -> list[Any]:
-        """Wait until every other rank has said, under this key, what it has stored, and return what they said."""
+        """Wait until every other rank has said, under this key, what it has stored, and return what they said. An
+        upload may take long, so the wait has no deadline; it ends with an error if a rank is lost."""
         keys = [part_key(key, rank) for rank in self.names]
-        for _ in looks(PATIENCE.total_seconds()):
+        for _ in looks(math.inf):
             self.check()
             if self._store.check(keys):
-                parts = [json.loads(it) for it in self._store.multi_get(keys)]
-                for it in keys:
-                    self._store.delete_key(it)
-                return parts
-        late = [self.names[rank] for rank in self.names if not self._store.check([part_key(key, rank)])]
-        raise DeadlinePassed(f"{', '.join(late)} has stored nothing for {PATIENCE.total_seconds():g} s")
+                break
+        parts = [json.loads(it) for it in self._store.multi_get(keys)]
+        for it in keys:
+            self._store.delete_key(it)
+        return parts
 
     def release(self) -> None:
         """Let all ranks end. Call this before rank 0 leaves the process group."""
         self._leaving.set()
-        if self._in_step and not self._lost:
+        if dist.is_initialized() and self._in_step and not self._lost:
             with suppress(RuntimeError):
                 send_order(END, patience=timedelta(seconds=END_PATIENCE))
 
@@ -193,5 +198,6 @@ def start_children(command: Sequence[str], places: Mapping[int, Mapping[str, str
             children[rank] = start_child(command, stdin=subprocess.DEVNULL, env={**os.environ, **variables})
         yield children
     finally:
+        deadline = time.monotonic() + END_PATIENCE
         for child in children.values():
-            end_child(child)
+            end_child(child, max(deadline - time.monotonic(), 0.0))

@@ -9,7 +9,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple, Self
 
@@ -81,6 +82,16 @@ class Heartbeats:
         """Tell rank 0 with which error this rank ends."""
         said = {"error": type(error).__name__, "says": str(error), "follows": is_of_connection(error)}
         self._store.set(_error(self.rank), json.dumps(said))
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Tell rank 0 if the `with` block ends with an error."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(RuntimeError):
+                self.report(error)
+            raise
 
     def reported(self, rank: int, name: str) -> Ended | None:
         """Return what a rank has reported; None if it has reported no error. An error that is not a TBAError becomes a

@@ -9,12 +9,13 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 
 import torch
 import torch.distributed as dist
 
 from tba.distributed.ranks import Ranks
-from tba.distributed.world import World, address_for_others, interface_of, own_address_towards
+from tba.distributed.world import LOOPBACK, World, address_for_others, interface_of, own_address_towards
 from tba.errors import ConfigError, DeadlinePassed
 
 PATIENCE = timedelta(minutes=10)  # how long a rank waits until the others join, or make the same call
@@ -43,11 +44,11 @@ class Meeting:
 def open_meeting(world: World) -> Meeting:
     """As rank 0, open the store at which the ranks meet, or connect to that of torchrun's agent. The store lets anybody
     in, so it listens only at the address at which the other ranks look for it."""
-    address = world.address or address_for_others(os.environ.get(_GLOO, ""))
+    address = world.address or (LOOPBACK if world.is_local else address_for_others(os.environ.get(_GLOO, "")))
     if world.agent:
         store = reach(address, world.port)
     else:
-        with _listen(address, world.port) as listener:
+        with _listen(address, world.port, reachable=not world.is_local) as listener:
             store = dist.TCPStore(
                 address, listener.getsockname()[1], world.size, is_master=True, wait_for_workers=False,
                 timeout=PATIENCE, master_listen_fd=listener.detach(),
@@ -60,9 +61,15 @@ def admit(meeting: Meeting, group: Group) -> None:
     meeting.store.set(_GROUP, json.dumps(asdict(group)))
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def _listen(address: str, port: int, *, reachable: bool) -> socket.socket:
+    """Listen at an address. If other machines have to reach it, refuse one of loopback."""
     try:
         family, kind, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        if reachable and ip_address(place[0]).is_loopback:
+            raise ConfigError(
+                f"MASTER_ADDR: {address} is {place[0]} on this machine, which no other machine can reach; name an "
+                "address of a network, or set LOCAL_WORLD_SIZE to WORLD_SIZE if all ranks are on this machine"
+            )
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
@@ -114,6 +121,11 @@ def _choose_interface(world: World, meeting: Meeting) -> None:
         os.environ[_GLOO] = "lo"
     elif _GLOO not in os.environ:
         own = own_address_towards(meeting.address, meeting.port)
+        if own and ip_address(own).is_loopback:
+            raise ConfigError(
+                f"{_GLOO} must be set: this machine reaches MASTER_ADDR {meeting.address} by loopback, so this does "
+                "not say by which network it reaches the other ranks"
+            )
         if own and (interface := interface_of(own)):
             os.environ[_GLOO] = interface
 

@@ -43,10 +43,10 @@ def start_child(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_child(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for a child to end. Kill it if this takes longer than END_PATIENCE."""
+def end_child(process: "subprocess.Popen[bytes]", patience: float = END_PATIENCE) -> None:
+    """Wait for a child to end. Kill it if this takes longer than `patience` seconds."""
     try:
-        process.wait(END_PATIENCE)
+        process.wait(patience)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -116,13 +115,10 @@ class Follower:
 
         obeying = {"begin": begin, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}
         try:
-            while (order := next_order()).what != END:
-                answer(obeying[order.what](order))
-            writing.finish()
-        except Exception as error:
-            with suppress(RuntimeError):
-                heartbeats.report(error)
-            raise
+            with heartbeats.reporting():
+                while (order := next_order()).what != END:
+                    answer(obeying[order.what](order))
+                writing.finish()
         finally:
             done.set()
 

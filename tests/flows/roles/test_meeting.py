@@ -11,11 +11,14 @@ from flows.planning import create
 from flows.roles import leading_rank
 from flows.roles.meeting import local_world, open_meeting
 from storage.objects import records
+from storage.runs.held_lease import HeldLease
 from storage.runs.rendezvous import Rendezvous, announce, find_rendezvous
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
-from tba.distributed.heartbeats import greet
+from tba.config import parse
+from tba.distributed.heartbeats import Heartbeats, greet
 from tba.distributed.process_group import Group, Meeting, admit
+from tba.errors import ConfigError, Stopped
 from tba.presets import preset
 from tests.support.waiting import until
 
@@ -75,6 +78,24 @@ def test_a_rank_that_is_there_already_is_refused(run: Run, meeting: Meeting):
     meeting.store.set("tba/name/1", "rank 1 of the trainer (pid 7 on another)")
     said = refused(run, **at(meeting))
     assert "RANK: rank 1 of the trainer (pid 7 on another) has joined attempt 1 already" in said
+
+
+def test_a_rank_that_cannot_join_tells_rank_0_why(run: Run, meeting: Meeting):
+    """The rank may be on another machine, so it needs a network, but it finds rank 0 on its own machine."""
+    with Heartbeats(meeting.store, 0, [1], every=0.2) as heartbeats:
+        said = refused(run, LOCAL_WORLD_SIZE=1, **at(meeting))
+        reported = heartbeats.reported(1, "rank 1")
+    assert "GLOO_SOCKET_IFNAME must be set" in said
+    assert reported and isinstance(reported.error, ConfigError) and str(reported.error) in said
+
+
+@pytest.mark.timeout(100)
+def test_rank_0_stops_while_it_waits_for_other_ranks(run: Run):
+    with HeldLease(run, "trainer", every=60.0) as lease:
+        lease.stop("enough")
+        leading = leading_rank.lead_ranks(run, parse(run.config), claim_attempt(run).number, local_world(2), lease)
+        with pytest.raises(Stopped, match="enough"), leading:
+            pass
 
 
 def test_a_rank_waits_for_the_attempt_after_one_that_is_over(run: Run):

@@ -20,7 +20,9 @@ def test_roles_share_the_cores_that_this_process_may_use(
 
 def test_each_rank_of_the_trainer_has_its_part(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(10)))
-    assert threads_of(Config().replace({"model.threads": "shared", "training.ranks": 4})) == 2
+    config = Config().replace({"model.threads": "shared", "training.ranks": 4})
+    assert threads_of(config) == 2
+    assert threads_of(config, 1) == 5, "the other three ranks are on other machines"
 
 
 def test_where_the_system_does_not_tell_the_cores_of_a_process_all_cores_count(monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tba.errors import RunFailed
+from tba.distributed.process_group import open_meeting
+from tba.distributed.world import World
+from tba.errors import ConfigError, RunFailed
 from tests.support.tba.a_rank import begun, led, precise_policy
 from tests.support.tba.trainers import settings
 from tests.support.waiting import until
@@ -77,6 +79,21 @@ def test_a_rank_forgives_a_silence_of_rank_0_that_passes(tmp_path: Path):
         heartbeats.every = 0.2
         time.sleep(8)
         begun(followers, settings(), precise_policy(tied=True), tmp_path)
+
+
+def test_ranks_on_several_machines_do_not_meet_at_loopback():
+    """Many machines have their own name at 127.0.1.1 in /etc/hosts."""
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR: localhost is \S+ on this machine, .*LOCAL_WORLD_SIZE"):
+        open_meeting(World(rank=0, size=2, address="localhost"))
+
+
+def test_an_error_in_joining_is_not_hidden(monkeypatch: pytest.MonkeyPatch):
+    def no_network(*_: object) -> None:
+        raise OSError("no such network")
+
+    monkeypatch.setattr("tests.support.tba.a_rank.join", no_network)
+    with pytest.raises(OSError, match="no such network"), led(2):
+        pass
 
 
 def test_a_rank_that_lives_but_does_not_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
