@@ -114,7 +114,7 @@ def lead_ranks(
 ) -> Iterator[LeadingRank]:
     """As rank 0, wait until the other ranks of an attempt have joined. Without a `world`, start them on this machine.
     They end with the `with` block. While it waits for them, rank 0 also stops if it is asked to."""
-    from tba.distributed.followers import Followers, await_ranks, start_children
+    from tba.distributed.followers import HAS_CHECKPOINT, Followers, await_ranks, start_children
     from tba.distributed.process_group import PATIENCE, join, leave
 
     if (size := config.training.ranks) == 1:
@@ -136,6 +136,7 @@ def lead_ranks(
             report=report,
         ) as followers:
             try:
+                followers.stored_parts(HAS_CHECKPOINT)
                 join(here, meeting, device)
                 yield LeadingRank(config, followers, device)
             finally:

@@ -74,6 +74,7 @@ def follow(run: Run, world: "World") -> None:
     config = with_ranks(parse(run.config), world)
     use_threads(config, world.local_size)
     switch_soon()
+    from tba.distributed.followers import HAS_CHECKPOINT, part_key
     from tba.distributed.heartbeats import Heartbeats
     from tba.distributed.process_group import join, leave
     from tba.train.leader import Follower
@@ -85,10 +86,12 @@ def follow(run: Run, world: "World") -> None:
     with scratch_folder() as scratch:
         with Heartbeats(meeting.store, world.rank, [0], every=limits.lease_every) as heartbeats:
             with heartbeats.reporting():
+                checkpoint = fetch_checkpoint(run, attempt)
+                meeting.store.set(part_key(HAS_CHECKPOINT, world.rank), "true")
                 ranks = join(world, meeting, device)
             follower = Follower(
                 make=lambda order: make_learner(config, ranks, device, order, scratch),
-                load=lambda: load_state(run, attempt, ranks),
+                load=lambda: load_state(checkpoint, ranks),
                 store=lambda state: store_state(run, attempt, state, scratch),
             )
             follower.run(meeting.store, heartbeats, silent_after=limits.silent_after)
@@ -106,13 +109,19 @@ def make_learner(config: Config, ranks: "Ranks", device: Any, order: "Order", sc
         return Learner(config, shard_policy(config, ranks, device, bare_model), ranks)
 
 
-def load_state(run: Run, attempt: int, ranks: "Ranks") -> "TrainingState":
-    """Read this rank's part of the checkpoint that an attempt continues, from this machine's copy of it."""
+def fetch_checkpoint(run: Run, attempt: int) -> Path | None:
+    """Return this machine's copy of the checkpoint that an attempt continues; None if it continues none. The download
+    may take longer than a call of the process group may, so it comes before the rank joins."""
+    checkpoint = read_attempt(run, attempt).continues
+    return Checkpoints(run).load(*checkpoint, trusts_marks=True) if checkpoint else None
+
+
+def load_state(checkpoint: Path | None, ranks: "Ranks") -> "TrainingState":
+    """Read this rank's part of a checkpoint."""
     from tba.train.training_state import TrainingState
 
-    checkpoint = read_attempt(run, attempt).continues
     assert checkpoint
-    return TrainingState.load(Checkpoints(run).load(*checkpoint, trusts_marks=True), ranks)
+    return TrainingState.load(checkpoint, ranks)
 
 
 def store_state(run: Run, attempt: int, state: "TrainingState", scratch: Path) -> dict[str, Any]:

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _SUSPECT = 5.0  # seconds without a heartbeat, or of two heartbeats, after which a broken connection is blamed on a rank
 
+HAS_CHECKPOINT = "checkpoint"
+"""The key under which a rank says that it has read what it continues from; see `Followers.stored_parts`."""
+
 Children = Mapping[int, "subprocess.Popen[bytes]"]
 """The ranks that rank 0 has started itself, by their number."""
 
