@@ -92,6 +92,7 @@ def test_an_error_in_joining_is_not_hidden(monkeypatch: pytest.MonkeyPatch):
         raise OSError("no such network")
 
     monkeypatch.setattr("tests.support.tba.a_rank.join", no_network)
+    monkeypatch.setattr("tba.distributed.followers.END_PATIENCE", 0.1)
     with pytest.raises(OSError, match="no such network"), led(2):
         pass
 
