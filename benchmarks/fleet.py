@@ -209,15 +209,15 @@ def search(run: Run, options: argparse.Namespace) -> dict[str, float]:
         seqs[searcher] += 1
         heapq.heappush(due, (time.monotonic() + options.pace, searcher))
 
-    stored: list[Future[None]] = []
+    jobs: list[Future[None]] = []
     with ThreadPoolExecutor(THREADS) as pool:
         while (now := time.monotonic()) < began + options.seconds:
             while due and due[0][0] <= now:
-                stored.append(pool.submit(store, heapq.heappop(due)[1]))
+                jobs.append(pool.submit(store, heapq.heappop(due)[1]))
             time.sleep(0.002)
         count, seconds = len(appends), time.monotonic() - began
-    for append in stored:
-        append.result()  # raises the error of a searcher that stopped
+    for job in jobs:
+        job.result()  # raises the error of a searcher that stopped
     size = len(encode(to_table(rounds[0], run=run.name, searcher=0, seq=0)))
     linear = searchers * options.rows / options.pace
     times = sorted(appends[:count])

@@ -1,7 +1,6 @@
 """The metrics of a run agree with what queries find in its storage, and a second reading reads only what is new."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import duckdb
 import pytest
@@ -18,7 +17,7 @@ from storage.weights.attempt_claim import claim_attempt
 from tba.alarms import Alarm, Alarms
 from tba.errors import StorageError
 from tba.types import Version
-from tests.support.storage.synthetic import SyntheticRun, copy_run, make_live_run, put
+from tests.support.storage.synthetic import SyntheticRun, make_live_run, put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 Found = dict[tuple[str, ...], float]

@@ -11,6 +11,7 @@ from flows.planning import create
 from flows.roles import leading_rank
 from flows.roles.meeting import local_world, open_meeting
 from storage.objects import records
+from storage.runs.events import Events
 from storage.runs.held_lease import HeldLease
 from storage.runs.rendezvous import Rendezvous, announce, find_rendezvous
 from storage.runs.run import Run
@@ -94,7 +95,8 @@ def test_a_rank_that_cannot_join_tells_rank_0_why(run: Run, meeting: Meeting, mo
 def test_rank_0_stops_while_it_waits_for_other_ranks(run: Run):
     with HeldLease(run, "trainer", every=60.0) as lease:
         lease.stop("enough")
-        leading = leading_rank.lead_ranks(run, parse(run.config), claim_attempt(run).number, local_world(2), lease)
+        attempt, events = claim_attempt(run).number, Events(run, "trainer")
+        leading = leading_rank.lead_ranks(run, parse(run.config), attempt, local_world(2), lease, events)
         with pytest.raises(Stopped, match="enough"), leading:
             pass
 

@@ -63,7 +63,7 @@ def test_a_stored_value_is_the_mean_reward_of_repeated_continuations_from_its_st
         stored = rows(
             finished,
             "select group_id, prompt, prompt_tokens, response_tokens, seed, step_ends, step_values from trajectories "
-            f"where version_start = {version[0]} order by group_id, slot limit 24",
+            f"where version_start = {version[0]} order by group_id, slot limit 32",
         )
         for group, text, asked, response, seed, ends, values in stored:
             prompt = Prompt(prompt_id=group, text=text, tokens=tuple(asked))
