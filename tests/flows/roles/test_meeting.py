@@ -95,7 +95,7 @@ def test_a_rank_that_cannot_join_tells_rank_0_why(run: Run, meeting: Meeting, mo
 def test_rank_0_stops_while_it_waits_for_other_ranks(run: Run):
     with HeldLease(run, "trainer", every=60.0) as lease:
         lease.stop("enough")
-        attempt, events = claim_attempt(run).number, Events(run, "trainer")
+        attempt, events = claim_attempt(run).number, Events(run, "trainer", 1)
         leading = leading_rank.lead_ranks(run, parse(run.config), attempt, local_world(2), lease, events)
         with pytest.raises(Stopped, match="enough"), leading:
             pass
