@@ -59,6 +59,7 @@ def command(options: argparse.Namespace) -> int:
     watched = _watched(options.places)
     if options.once:
         return _print_once(watched, options.deadline)
+    from flows.http_server import in_url, is_loopback, listen
     from flows.metrics import server
 
     if options.otlp:
@@ -71,10 +72,10 @@ def command(options: argparse.Namespace) -> int:
             return DONE
         sender.start(options.every)
     host, port = options.listen or DEFAULT
-    with server.listen(host, port) as listening:
+    with listen(host, port, host_option="--listen", port_option="--listen") as listening:
         host, port = listening.getsockname()[:2]
-        print(f"metrics at http://{f'[{host}]' if ':' in host else host}:{port}/metrics   (Ctrl-C ends it)", flush=True)
-        if not server.is_loopback(listening) and not server.has_token():
+        print(f"metrics at http://{in_url(host)}:{port}/metrics   (Ctrl-C ends it)", flush=True)
+        if not is_loopback(listening) and not server.has_token():
             print(
                 f"warning: whoever reaches this address can read the metrics; {server.TOKEN} sets a token",
                 file=sys.stderr,

@@ -1,8 +1,6 @@
 """Answers scrapes by HTTP."""
 
-import errno
 import hmac
-import ipaddress
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -16,63 +14,28 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from flows import http_server
+from flows.http_server import is_loopback
 from flows.metrics.exposition import PLAIN, encode
 from flows.metrics.watched import Sample
-from tba.errors import ConfigError
 
 TOKEN = "TBA_METRICS_TOKEN"
 """The environment variable with the token that a scraper must send. Without it, no token is needed."""
-
-LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    try:
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError):
-        raise ConfigError(f"--listen: no machine is named {host!r}") from None
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()
-    except OSError as error:
-        listening.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"--listen: port {port} is in use; choose another port, or 0 for any free port") from None
-        raise ConfigError(f"--listen: cannot listen on {host}:{port}: {error.strerror}") from None
-    return listening
 
 
 def has_token() -> bool:
     return bool(os.environ.get(TOKEN))
 
 
-def is_loopback(listening: socket.socket) -> bool:
-    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
-
-
-def local_names(listening: socket.socket) -> list[str]:
-    """Return how requests may name this machine; an empty list if every name will do."""
-    address = listening.getsockname()[0]
-    return [*LOCAL_NAMES, f"[{address}]" if ":" in address else address] if is_loopback(listening) else []
+def local_names(listening: socket.socket) -> Sequence[str]:
+    """Return how requests may name this machine; nothing if every name will do."""
+    return http_server.local_names(listening.getsockname()[0]) if is_loopback(listening) else ()
 
 
 def serve(listening: socket.socket, scrape: Callable[[], list[Sample]]) -> None:
     """Answer scrapes until Ctrl-C."""
-    config = uvicorn.Config(
-        make_app(scrape, os.environ.get(TOKEN, ""), local_names(listening)),
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        limit_concurrency=64,
-        timeout_graceful_shutdown=2,
-    )
+    app = make_app(scrape, os.environ.get(TOKEN, ""), local_names(listening))
+    config = http_server.settings(app, limit_concurrency=64)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])
 
@@ -96,7 +59,7 @@ def make_app(scrape: Callable[[], list[Sample]], token: str = "", names: Sequenc
         return PlainTextResponse("ok\n")
 
     routes = [Route(path, answer, methods=["GET"]) for path, answer in (("/metrics", metrics), ("/healthy", healthy))]
-    guard = [Middleware(TrustedHostMiddleware, allowed_hosts=names)] if names else []
+    guard = [Middleware(TrustedHostMiddleware, allowed_hosts=list(names))] if names else []
     return Starlette(routes=routes, middleware=guard)
 
 

@@ -98,11 +98,11 @@ class WatchedRun:
 
 
 class Found(NamedTuple):
-    """What a place has: runs by their URLs, and the URLs of runs that cannot be opened now."""
+    """The result of a look at a place."""
 
     is_run: bool  # whether the place is a run itself
-    runs: Mapping[str, WatchedRun]
-    closed: Sequence[str]
+    runs: Mapping[str, WatchedRun]  # by URL
+    closed: Sequence[str]  # URLs of runs that cannot be opened now
 
 
 class WatchedPlace:
@@ -150,12 +150,10 @@ class WatchedPlace:
 
 
 class Watched:
-    """What is watched: `places` are URLs of roots and runs, and `runs` are runs that are open already."""
+    """All roots and runs that one `tba metrics` exports, by their URLs."""
 
-    def __init__(self, places: Sequence[str], runs: Sequence[Run] = ()):
-        slots = threading.Semaphore(READ_AT_ONCE)
-        self._places = [WatchedPlace(url) for url in places]
-        self._named = {run.url: WatchedRun(run, slots, is_named=True) for run in runs}
+    def __init__(self, urls: Sequence[str]):
+        self._places = [WatchedPlace(url) for url in urls]
         self._turn = 0
         self._scraping = threading.Lock()
 
@@ -182,7 +180,6 @@ class Watched:
             for url in found.closed:
                 closed.setdefault(url, {"root": layout.root_of(url), "run": url.rpartition("/")[2]})
             runs.update(found.runs)
-        runs.update(self._named)
         for url in closed.keys() - runs.keys():
             yield METRICS["tba_run_up"], closed[url], 0.0
         for run in self._due(list(runs.values())):

@@ -100,7 +100,7 @@ def place(config: Config, count: int) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the roles of a run take of each GPU and, by name, of the main memory of their machine."""
+    """The memory that the roles of a run need on each GPU, and in the main memory of their machine."""
 
     gpus: list[Gpu]
     in_main_memory: Mapping[str, Parts]

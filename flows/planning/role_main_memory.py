@@ -12,7 +12,8 @@ from tba.config import Config
 PROCESS = 1.5e9
 """Bytes that a process takes for itself, with the libraries of CUDA."""
 ROOM_BYTES = 2**30
-"""As in tba/runtime/host_copies.py, which imports torch."""
+"""Size of a block of pinned memory. Equal to the constant of tba/runtime/host_copies.py, which a plan does not import
+because importing torch takes seconds."""
 
 
 def trainer(config: Config, model: Model) -> Parts:

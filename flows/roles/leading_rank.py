@@ -112,8 +112,8 @@ class LeadingRank:
 def lead_ranks(
     run: Run, config: Config, attempt: int, world: "World | None", lease: Lease, events: Events
 ) -> Iterator[LeadingRank]:
-    """As rank 0, wait until the other ranks of an attempt have joined. Without a `world`, start them on this machine.
-    They end with the `with` block. While it waits for them, rank 0 also stops if it is asked to."""
+    """Wait until all other ranks of an attempt have joined this one, rank 0. Without a `world`, start them on this
+    machine. They end with the `with` block. While it waits for them, rank 0 also stops if it is asked to."""
     from tba.distributed.followers import HAS_CHECKPOINT, Followers, await_ranks, start_children
     from tba.distributed.process_group import PATIENCE, join, leave
 

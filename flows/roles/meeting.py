@@ -24,7 +24,7 @@ CONNECT = timedelta(seconds=5)  # how long rank 0 has to answer at the address i
 
 
 def open_meeting(run: Run, attempt: int, world: "World") -> "Meeting":
-    """As rank 0, open the meeting of an attempt and record where it is."""
+    """Open the meeting of an attempt, and record its address in storage. Only rank 0 does so."""
     from tba.distributed import process_group
 
     meeting, token = process_group.open_meeting(world), secrets.token_hex(8)
@@ -44,9 +44,9 @@ def open_meeting(run: Run, attempt: int, world: "World") -> "Meeting":
 
 
 def find_meeting(run: Run, world: "World") -> "tuple[Meeting, int]":
-    """As another rank, find the meeting of the newest attempt and greet rank 0. Return the meeting and the number of
-    the attempt. Raise ConfigError, naming the field, if the meeting is not for this rank. Raise DeadlinePassed if there
-    is no meeting in time."""
+    """Find the meeting of the newest attempt and greet rank 0. Return the meeting and the number of the attempt. Raise
+    ConfigError, naming the field, if the meeting is not for this rank. Raise DeadlinePassed if there is no meeting in
+    time."""
     from tba.distributed.process_group import PATIENCE
 
     look = _at_address if world.port else _by_record

@@ -3,8 +3,8 @@
 The place of the rank is in the environment variables of torchrun (tba/distributed/world.py). So torchrun can start the
 ranks, or anything else that sets these variables. Rank 0 is the trainer: it holds the lease and the attempt. The other
 ranks find rank 0 at `MASTER_ADDR` and `MASTER_PORT`, or, without these, by the record of the run's newest attempt under
-`control/rendezvous/`. They end with rank 0. Once they have found rank 0, they ignore signals to
-stop: rank 0 stops them.
+`control/rendezvous/`. They end with rank 0. Once they have found rank 0, they ignore signals to stop: rank 0 stops
+them.
 """
 
 import argparse

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from storage import layout
+from storage.local_files.free_space import fullest_disk
 from storage.objects import records
 from storage.runs import lives
 from storage.runs.events import Events
-from storage.runs.free_space import fullest_disk
 from storage.runs.leases import DAMAGED, SUPERVISOR, Lease, decode_lease, encode_lease
 from storage.runs.run import Run
 from storage.runs.signs_of_life import SignsOfLife
@@ -95,7 +95,7 @@ class HeldLease:
                 renewed_at=records.now(),
                 quiet=round(self._signs.quiet(), 1),
                 hears_every=round(self._signs.longest_gap(), 1),
-                **fullest_disk(self.run),
+                **fullest_disk(self.run.folder),
             )
             try:
                 self._tag = self.run.store.replace(self._key, encode_lease(lease), tag=self._tag)

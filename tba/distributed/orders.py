@@ -26,14 +26,15 @@ class Order(NamedTuple):
 
 
 def send_order(what: str, said: Any = None, numbers: Numbers = (), *, patience: timedelta = PATIENCE) -> None:
-    """As rank 0, send an order. Raise RuntimeError if a rank does not take the order in time, or has ended."""
+    """Send an order of rank 0 to all other ranks. Raise RuntimeError if a rank does not take the order in time, or has
+    ended."""
     message = torch.frombuffer(bytearray(pack({"do": what, "with": said}, numbers)), dtype=torch.uint8)
     _broadcast(torch.tensor([message.numel()]), patience)
     _broadcast(message, patience)
 
 
 def next_order() -> Order:
-    """As another rank, wait for the next order and return it. Raise RuntimeError if rank 0 has ended."""
+    """Wait for the next order of rank 0 and return it. Raise RuntimeError if rank 0 has ended."""
     length = torch.zeros(1, dtype=torch.int64)
     _broadcast(length, _FOREVER)
     message = torch.empty(int(length), dtype=torch.uint8)
@@ -43,12 +44,12 @@ def next_order() -> Order:
 
 
 def answer(said: Any) -> None:
-    """As another rank, answer an order that has been carried out."""
+    """Answer rank 0 that this rank has carried out its order."""
     _gather(torch.frombuffer(bytearray(pack(said)), dtype=torch.uint8))
 
 
 def answers() -> list[Any]:
-    """As rank 0, return the answers of all other ranks, in the order of their numbers. Raise RuntimeError if a rank
+    """Return to rank 0 the answers of all other ranks, in the order of their numbers. Raise RuntimeError if a rank
     does not answer in time, or has ended."""
     found = _gather(torch.zeros(0, dtype=torch.uint8))
     return [unpack(message.numpy().data)[0] for message in found[1:]]

@@ -42,8 +42,8 @@ class Meeting:
 
 
 def open_meeting(world: World) -> Meeting:
-    """As rank 0, open the store at which the ranks meet, or connect to that of torchrun's agent. The store lets anybody
-    in, so it listens only at the address at which the other ranks look for it."""
+    """Open the store at which the ranks meet, or connect to that of torchrun's agent. Only rank 0 does so. The store
+    lets anybody in, so it listens only at the address at which the other ranks look for it."""
     address = world.address or (LOOPBACK if world.is_local else address_for_others(os.environ.get(_GLOO, "")))
     if world.agent:
         store = reach(address, world.port)
@@ -57,7 +57,7 @@ def open_meeting(world: World) -> Meeting:
 
 
 def admit(meeting: Meeting, group: Group) -> None:
-    """As rank 0, let the ranks of this group join."""
+    """Let the ranks of this group join. Only rank 0 does so."""
     meeting.store.set(_GROUP, json.dumps(asdict(group)))
 
 

@@ -1,4 +1,4 @@
-"""What searchers find: which right answers count, by when, and that rows become a table."""
+"""The coverage of searchers: which right answers count, from which moment, and the table of stored rows."""
 
 import math
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Decides who may see the pages: tokens, cookies and addresses."""
 
-import errno
-import ipaddress
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -13,9 +11,9 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from flows import http_server
 from flows.pages.browse.frame import HEADERS
 from flows.pages.rendering import render
-from tba.errors import ConfigError
 
 _MOST_OF_ADDRESS = 16_000  # characters
 _MOST_AT_ONCE = 32  # requests answered at a time; fewer than threads, so that no request waits for a thread
@@ -38,10 +36,8 @@ class Door:
 
     @property
     def names(self) -> frozenset[str]:
-        """The host headers that a browser on this machine sends to this server. Any other host header may come from a
-        site whose DNS leads to this machine."""
-        own = f"[{self.host}]" if ":" in self.host else self.host
-        names = ("127.0.0.1", "localhost", "[::1]", own.lower())
+        """The host headers that a browser on this machine sends to this server."""
+        names = http_server.local_names(self.host)
         return frozenset(f"{name}:{self.port}" for name in names) | frozenset(names if self.port == _HTTP else ())
 
     @property
@@ -51,30 +47,15 @@ class Door:
     @property
     def address(self) -> str:
         everywhere = self.host in ("0.0.0.0", "::")
-        name = socket.gethostname() if everywhere else f"[{self.host}]" if ":" in self.host else self.host
+        name = socket.gethostname() if everywhere else http_server.in_url(self.host)
         return f"http://{name}:{self.port}/" + (f"?{urlencode({'token': self.token})}" if self.token else "")
 
 
 def open_door(host: str, port: int, *, with_token: bool) -> tuple[socket.socket, Door]:
     """Return a listening socket, and its `Door`. The door has a token if `with_token` is set or if readers on other
     machines can reach the socket."""
-    try:
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError):
-        raise ConfigError(f"--host: no machine is named {host!r}") from None
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()
-    except OSError as error:
-        listening.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"--port: {port} is in use; choose another port, or 0 for any free port") from None
-        if error.errno == errno.EACCES:
-            raise ConfigError(f"--port: {port} needs more rights; choose a port from 1024 on") from None
-        raise ConfigError(f"--host: cannot listen on {host}: {error.strerror}") from None
-    is_loopback = ipaddress.ip_address(address[0]).is_loopback
+    listening = http_server.listen(host, port, host_option="--host", port_option="--port")
+    is_loopback = http_server.is_loopback(listening)
     token = secrets.token_urlsafe(_KEY_LENGTH) if with_token or not is_loopback else None
     return listening, Door(host, listening.getsockname()[1], token, is_loopback)
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from flows import http_server
 from flows.pages.browse import overview, prompt, search, step, trajectory, version
 from flows.pages.browse.connections import CrowdedServer, Limits
 from flows.pages.browse.frame import show
@@ -40,18 +41,7 @@ def browse(run: Run, *, host: str, port: int, with_token: bool, seconds: float) 
 
 
 def make_server(snapshot: RunSnapshot, door: Door, limits: Limits | None = None) -> uvicorn.Server:
-    config = uvicorn.Config(
-        Guard(make_app(snapshot), door),
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
+    config = http_server.settings(Guard(make_app(snapshot), door))
     return CrowdedServer(config, limits or Limits(), snapshot.close)
 
 

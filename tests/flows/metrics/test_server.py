@@ -16,10 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from starlette.testclient import TestClient
 
 from flows.cli import main
+from flows.http_server import listen
 from flows.metrics.catalogue import METRICS, Metric
 from flows.metrics.exposition import encode
 from flows.metrics.otlp import encode as encode_otlp
-from flows.metrics.server import listen, local_names, make_app
+from flows.metrics.server import local_names, make_app
 from flows.metrics.watched import Sample, Watched
 from storage.runs.run import Run
 from tests.support.flows.command_line import printed, refused
@@ -29,7 +30,7 @@ local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
 
 def scraped(*runs: Run, root: str | None = None) -> list[Sample]:
-    return Watched([root] if root else [], runs).scrape(deadline=60)
+    return Watched([*([root] if root else []), *(run.url for run in runs)]).scrape(deadline=60)
 
 
 def expressions() -> list[str]:
@@ -122,14 +123,14 @@ def test_on_this_machine_no_foreign_name_leads_to_the_metrics():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
 def test_the_address_that_is_listened_on_is_a_local_name(host: str):
-    with listen(host, 0) as listening:
+    with listen(host, 0, host_option="--listen", port_option="--listen") as listening:
         names = local_names(listening)
         assert {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host} == set(names)
 
 
 def test_other_addresses_have_no_local_names():
-    with listen("0.0.0.0", 0) as listening:
-        assert local_names(listening) == []
+    with listen("0.0.0.0", 0, host_option="--listen", port_option="--listen") as listening:
+        assert not local_names(listening)
 
 
 @local

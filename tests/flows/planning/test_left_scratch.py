@@ -1,4 +1,4 @@
-"""What a killed trainer has left in its run is removed, and never what a living one uses."""
+"""Scratch folders of a killed trainer are removed; those of a living trainer stay."""
 
 import signal
 import subprocess

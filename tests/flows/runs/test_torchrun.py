@@ -22,12 +22,8 @@ from storage.runs.control import change_state
 from storage.runs.rendezvous import find_rendezvous
 from storage.runs.run import Run
 from tests.support.flows.killed_runs import kill, role, rows, stored
-from tests.support.flows.live_roles import settings
+from tests.support.flows.live_roles import IN_STEP, check_nearly_same_steps, settings
 from tests.support.waiting import until
-
-STEPS = 6
-LOSSES = "select step, loss, grad_norm from steps order by step"
-CHOSEN = "select step, slot, position, trajectory_id, branch, weight, age from draws order by step, slot, position"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,17 +47,7 @@ def automatic(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def start(root: Path, policy: Path, name: str) -> Run:
-    changes = {
-        "training.steps": STEPS,
-        "training.ranks": 2,
-        "training.groups_per_micro_batch": 1,
-        "sync.lag": 0,
-        "sync.every": 1,
-        "sync.checkpoint_every": 2,
-        "sampling.recent_share": 1.0,
-        "search.prompts_per_round": 4,
-        "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
-    }
+    changes = {**IN_STEP, "training.ranks": 2}
     return create.start(settings(policy, **changes), str(root), name)
 
 
@@ -127,7 +113,5 @@ def test_an_attempt_that_has_lost_a_rank_is_continued_by_another_number_of_ranks
     (failed,) = rows(run, "select message from events where kind = 'failed'")
     assert re.match(rf"RunFailed: rank 1 of the trainer \(pid {begun[0].pid} on \S+\) has given no sign", failed[0])
     assert [it.size for n in (1, 2) if (it := find_rendezvous(run, n))] == [2, 3]
-    assert rows(run, CHOSEN) == rows(automatic, CHOSEN)
-    for found, expected in zip(rows(run, LOSSES), rows(automatic, LOSSES), strict=True):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    check_nearly_same_steps(run, automatic)
     assert check(run).problems == []

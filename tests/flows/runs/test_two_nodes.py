@@ -20,12 +20,10 @@ from storage.runs.control import change_state
 from storage.runs.rendezvous import find_rendezvous
 from storage.runs.run import Run
 from tests.support.flows.killed_runs import kill, role, rows, stored
-from tests.support.flows.live_roles import settings
+from tests.support.flows.live_roles import IN_STEP, check_nearly_same_steps, settings
 from tests.support.waiting import until
 
-STEPS, PORT = 6, 29400
-CHOSEN = "select step, slot, position, trajectory_id, branch, weight, age from draws order by step, slot, position"
-LOSSES = "select step, loss, grad_norm from steps order by step"
+PORT = 29400
 
 
 def _may_make_namespaces() -> bool:
@@ -101,18 +99,7 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
 
 
 def start(root: Path, policy: Path, name: str) -> Run:
-    changes = {
-        "training.steps": STEPS,
-        "training.groups_per_micro_batch": 1,
-        "sync.lag": 0,
-        "sync.every": 1,
-        "sync.checkpoint_every": 2,
-        "sampling.recent_share": 1.0,
-        "search.prompts_per_round": 4,
-        "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
-        "limits.lease_every": 1.0,
-        "limits.silent_after": 8.0,
-    }
+    changes = {**IN_STEP, "limits.lease_every": 1.0, "limits.silent_after": 8.0}
     return create.start(settings(policy, **changes), str(root), name)
 
 
@@ -142,7 +129,5 @@ def test_two_nodes_train_and_one_goes_on_when_the_other_is_unplugged(nodes: list
     (failed,) = rows(run, "select message from events where kind = 'failed'")
     assert re.match(r"rank [23] of the trainer \(pid \d+ on \S+\) has given no sign of life", failed[0])
     assert [it.size for n in (1, 2) if (it := find_rendezvous(run, n))] == [4, 2]
-    assert rows(run, CHOSEN) == rows(alone, CHOSEN)
-    for found, expected in zip(rows(run, LOSSES), rows(alone, LOSSES), strict=True):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    check_nearly_same_steps(run, alone)
     assert check(run).problems == []

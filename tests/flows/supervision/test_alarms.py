@@ -14,8 +14,8 @@ from flows.commands import watch
 from flows.planning import resolve
 from flows.supervision.alarms import OperatingAlarms
 from flows.supervision.webhook import VARIABLE, open_webhook
+from storage.local_files.free_space import fullest_disk
 from storage.queries.views import connect
-from storage.runs.free_space import fullest_disk
 from storage.runs.lease_watch import Seen
 from storage.runs.leases import Lease
 from storage.runs.run import Run
@@ -107,7 +107,7 @@ def test_a_disk_that_fills_is_reported_once_per_machine():
 
 def test_the_free_space_of_the_fullest_disk_is_found(tmp_path: Path):
     run = make_run(tmp_path)
-    found = fullest_disk(run)
+    found = fullest_disk(run.folder)
     assert 0 < found.get("disk_gb", 0.0) < 1e6 and Path(found.get("disk", "")).is_dir()
 
 

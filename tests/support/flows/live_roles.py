@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import storage
 from flows.planning import create, resolve
 from flows.roles import wiring
@@ -49,6 +51,21 @@ SMALL = {
     "objective.beta_stop": STEPS,
     "training.clip_norm": 5.0,
 }
+
+
+IN_STEP = {
+    "training.steps": 6,
+    "training.groups_per_micro_batch": 1,
+    "sync.lag": 0,
+    "sync.every": 1,
+    "sync.checkpoint_every": 2,
+    "sampling.recent_share": 1.0,
+    "search.prompts_per_round": 4,
+    "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
+}
+"""Settings with which searchers and trainer go in step, so timing has no influence on what is learned."""
+LOSSES = "select step, loss, grad_norm from steps order by step"
+CHOSEN = "select step, slot, position, trajectory_id, branch, weight, age from draws order by step, slot, position"
 
 
 def settings(policy: Path, **changes: object) -> Config:
@@ -102,6 +119,14 @@ def run_all(run: Run) -> None:
 def rows(run: Run, query: str) -> list[tuple]:
     with storage.connect(run) as con:
         return con.execute(query).fetchall()
+
+
+def check_nearly_same_steps(run: Run, other: Run) -> None:
+    """Check that two runs drew the same trajectories, and that their losses differ by rounding alone: a sum over
+    another number of ranks is rounded otherwise."""
+    assert rows(run, CHOSEN) == rows(other, CHOSEN)
+    for found, expected in zip(rows(run, LOSSES), rows(other, LOSSES), strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def broken_off(finished: Run, root: Path, *, after_checkpoint: int, keep_records: int) -> Run:
