@@ -121,11 +121,17 @@ def test_the_page_names_what_is_missing(rows: list[arms.Row]):
     text = " ".join(it.strip() for it in markdown(QUICKSTART, rows))
     missing = text.partition("### Result by lag")[0]
     assert "; Proximal TB; Proximal TB, weighted; " in missing.partition("- *RLOO")[0]
-    assert (
-        f"- *{OTHER}*: lag 0; lag 1; lag 4; lag 16; lag 64 (3 of 10 seeds); lag 128; lag 256 (search not ended)"
-        in missing
-    )
-    assert f"- *{OURS}*: lag 0 (2 of 10 seeds); lag 1 (0 of 10 seeds);" in missing
+    assert f"- *{OTHER}*: lag 64 (3 of 10 seeds); lag 256 (search not ended)" in missing
+    assert f"- *{OURS}*: lag 0 (2 of 10 seeds); lag 64 (3 of 10 seeds); lag 256 (1 of 10 seeds)" in missing
+
+
+def test_results_of_a_search_are_those_of_its_choice_and_an_arm_without_results_has_no_row(rows: list[arms.Row]):
+    shown = table(QUICKSTART, rows, "Results on the seeds of the search")
+    assert shown[OTHER, "lag 64"] == f"{TUNED[7]:.3f}" and shown[OTHER, "lag 256"] == "–"
+    assert (OURS, "lag 64") not in shown  # it has no search
+    searching = [it for it in rows if it.arm == OURS or it.lag == 256]
+    assert (OTHER, "lag 256") not in table(QUICKSTART, searching, "Result by lag")
+    assert table(QUICKSTART, searching, "Chosen settings")[OTHER, "lag 256"] == "searching, 1 runs"
 
 
 def test_the_cost_of_a_goal_is_that_of_the_step_where_the_curve_crosses_it():

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from statistics import median
+from statistics import fmean, median
 
 from benchmarks.harness.rows import line, spread
 from benchmarks.science.old_data.arms import (
@@ -40,6 +40,7 @@ class Cell:
     chosen: Point | None  # None until the search has ended
     tried: int  # number of runs of the search
     failed: int  # of the search's runs with the chosen setting
+    tuned: float | None  # mean result of these runs; None without a search
     rows: Sequence[Row]
 
 
@@ -57,10 +58,11 @@ def _cell(study: Study, rows: Sequence[Row], name: str, lag: int) -> Cell:
     best, more = progress(study, rows, name, lag)
     tried = sum(map(len, scores(study, rows, name, lag).values()))
     if more:
-        return Cell(None, tried, 0, [])
+        return Cell(None, tried, 0, None, [])
     own = [row for row in rows if (row.arm, row.lag) == (name, lag) and row.key == make_run(name, lag, row.seed, best)]
-    failed = sum(bool(row.failed) for row in own if row.seed not in SEEDS)
-    return Cell(best, tried, failed, [row for row in own if row.seed in SEEDS])
+    search = [row for row in own if row.seed not in SEEDS]
+    failed, tuned = sum(bool(row.failed) for row in search), fmean(row.result for row in search) if search else None
+    return Cell(best, tried, failed, tuned, [row for row in own if row.seed in SEEDS])
 
 
 def markdown(study: Study, rows: Sequence[Row]) -> Iterator[str]:
@@ -68,7 +70,7 @@ def markdown(study: Study, rows: Sequence[Row]) -> Iterator[str]:
     cells = cells_of(study, rows)
     yield from _not_measured(cells)
     yield from _results(study, cells)
-    yield from _settings(cells)
+    yield from _settings(study, cells)
     yield from _leads(study, cells)
     if study.goal is not None:
         yield from _costs(study, study.goal, cells)
@@ -90,8 +92,9 @@ def _section(title: str, text: str) -> Iterator[str]:
 
 
 def _table(head: str, names: Sequence[str], lags: Sequence[int], text: Text) -> Iterator[str]:
+    names = [name for name in names if any(text(name, lag) for lag in lags)]
     if not names:
-        yield "No such arm has been run."
+        yield "Nothing of this has been run yet."
         return
     yield f"| {head} | {' | '.join(f'lag {lag}' for lag in lags)} |"
     yield "|---|" + "---:|" * len(lags)
@@ -117,7 +120,8 @@ def _said(study: Study) -> str:
 def _not_measured(cells: Cells) -> Iterator[str]:
     there = _measured(cells)
     yield from _section(
-        "Not measured yet", f"`{MISSING}` in a table means the same. Arms that were run at no lag have no row."
+        "Not measured yet",
+        f"`{MISSING}` in a table means that nothing has been run. An arm without a result has no row in a table.",
     )
     if absent := [name for name in ARMS if name not in there]:
         yield from _wrapped(f"- *At no lag*: {'; '.join(absent)}", indent="  ")
@@ -126,7 +130,7 @@ def _not_measured(cells: Cells) -> Iterator[str]:
         if gaps[name]:
             yield from _wrapped(f"- *{name}*: {'; '.join(gaps[name])}", indent="  ")
     if not absent and not any(gaps.values()):
-        yield "Nothing is missing."
+        yield "Every search that has begun has ended, and its choice has been run on all seeds."
 
 
 def _measured(cells: Cells) -> list[str]:
@@ -135,9 +139,11 @@ def _measured(cells: Cells) -> list[str]:
 
 
 def _gap(lag: int, cell: Cell) -> str:
-    """Return what is missing at a lag, or an empty text."""
+    """Return what is missing at a lag where something has been run, or an empty text."""
+    if not cell.tried and not cell.rows:
+        return ""
     if cell.chosen is None:
-        return f"lag {lag} (search not ended)" if cell.tried else f"lag {lag}"
+        return f"lag {lag} (search not ended)"
     return f"lag {lag} ({len(cell.rows)} of {len(SEEDS)} seeds)" if len(cell.rows) < len(SEEDS) else ""
 
 
@@ -163,7 +169,7 @@ def _result(cell: Cell) -> str:
     return spread([row.result for row in cell.rows]) + (f" ({', '.join(marks)})" if marks else "")
 
 
-def _settings(cells: Cells) -> Iterator[str]:
+def _settings(study: Study, cells: Cells) -> Iterator[str]:
     yield from _section(
         "Chosen settings",
         "The learning rate, and the second setting of an arm that has one. *Edge* marks the first or last value of a "
@@ -171,6 +177,16 @@ def _settings(cells: Cells) -> Iterator[str]:
     )
     head = "learning rate, second setting"
     yield from _table(head, _measured(cells), LAGS, lambda name, lag: _setting(name, cells[name, lag]))
+    yield from _section(
+        "Results on the seeds of the search",
+        "The mean result of the chosen setting on the seeds that chose it. It is too good, because the best of several "
+        "settings was chosen, and it is all that is known of an arm until the reported seeds have been run.",
+    )
+    yield from _table(_said(study), _measured(cells), LAGS, lambda name, lag: _tuned(cells[name, lag]))
+
+
+def _tuned(cell: Cell) -> str:
+    return "" if cell.tuned is None else f"{cell.tuned:.3f}"
 
 
 def _setting(name: str, cell: Cell) -> str:
@@ -209,10 +225,12 @@ def _lead(study: Study, ours: Cell, other: Cell) -> list[float]:
 
 
 def _explained(leads: Mapping[tuple[str, int], Sequence[float]]) -> str:
+    number = _compared(leads)
+    comparisons = f"Bonferroni, {number} comparisons" if number else "Bonferroni"
     return (
         "seed by seed, on the seeds that both have. Below 0 it is behind. ± is half of an interval by Student's t over "
-        f"these pairs. All intervals of the table together hold at a level of {LEVEL:.0%} (Bonferroni, for the "
-        f"{_compared(leads)} that are there). A bold interval does not contain 0. A single pair has no interval."
+        f"these pairs. All intervals of the table together hold at a level of {LEVEL:.0%} ({comparisons}). A bold "
+        "interval does not contain 0. A single pair has no interval."
     )
 
 
