@@ -38,9 +38,10 @@ def test_what_goes_wrong_at_another_rank_is_told_by_the_first(met, raised, says)
         followers.together("begin", lambda: "mine", failing(met))
 
 
-def test_a_rank_that_is_killed_ends_what_the_others_do():
+def test_a_rank_that_is_killed_ends_what_the_others_do(tmp_path: Path):
     """Rank 1 fails too, because it loses the connection, but it is not blamed."""
     with led(3) as followers:
+        begun(followers, settings(), precise_policy(tied=True), tmp_path)
         os.kill(followers.children[2].pid, signal.SIGKILL)
         with pytest.raises(RunFailed, match=f"^{WHO.format(2)} has died \\(SIGKILL\\)$"):
             followers.together("snapshot", stuck)
