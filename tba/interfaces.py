@@ -346,8 +346,7 @@ class VersionStore(Protocol):
         ...
 
     def newest(self) -> Version | None:
-        """Return the complete version with the highest number among the versions of the highest attempt, or None if no
-        version is complete."""
+        """Return the version with the highest number of the highest attempt, or None if none is complete."""
         ...
 
     def reference(self) -> Version | None:
@@ -361,6 +360,10 @@ class VersionStore(Protocol):
 
     def load(self, version: Version) -> Path:
         """Return a local folder with the verified files of a version."""
+        ...
+
+    def is_stored(self, version: Version) -> bool:
+        """Return whether the store has a version that was loaded. Raise RunFailed if it never will."""
         ...
 
     def prune(self, *, keep: int, every: int) -> object:

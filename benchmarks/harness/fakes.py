@@ -77,6 +77,7 @@ class Versions:
         self.queue, self.broken = list(newest), broken or {}
         self.seen: list[Version] = []
         self.loaded: list[Version] = []
+        self.missing: dict[Version, float] = {}  # how many more looks find that the version is not stored
 
     def publish(self, version: Version, **_: Any) -> bool:
         self.queue.append(version)
@@ -94,6 +95,10 @@ class Versions:
         if version in self.broken:
             raise self.broken[version]
         return Path(str(version))
+
+    def is_stored(self, version: Version) -> bool:
+        self.missing[version] = self.missing.get(version, 0) - 1
+        return self.missing[version] < 0
 
     def reference(self) -> Version | None:
         return Version(0, 1)

@@ -28,6 +28,9 @@ def trainer(config: Config, model: Model) -> Parts:
     if version:
         each = version * model.parameters + _rounding(config, model)
         parts |= {"copy of a version": each, "copy of a checkpoint": checkpoint / version * each}
+    if config.sync.transport == "shared-memory" and not config.model.lora_rank:
+        # One that is written, one with which it is compared, and one that a searcher has not adopted yet.
+        parts["versions in /dev/shm"] = 3 * model.parameters * BYTES[config.model.publish_dtype]
     if config.model.gpu_shifts:
         parts["parked"] = _held_between_shifts(config) * model.parameters
     return _at_least(parts, _loading(config, model))

@@ -2,8 +2,8 @@
 flows/roles/buffer_process.py makes it in a process without torch."""
 
 import logging
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -27,6 +27,7 @@ from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
+from storage.weights.memory_versions import open_memory
 from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.distributed.world import World
@@ -58,32 +59,32 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
     config, task = _config_and_task(run)
     shift = _open_shifts(run, config, lease, check=lease.check)
     _load_models(task, run, config, lease.tell, shift)
-    versions = Versions(run)
-    reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
-    shift.begin()
-    adapter = find_adapter(run, config, lease.tell)
-    size = partial(_parameters, versions, reference, adapter)
-    with closing(open_generator(config, events, search_sampling(config), size, adapter)) as generator:
-        scorer = None
-        if config.stores_reference_logps:
-            scorer = scorers(config, adapter, events)(versions.load(reference), reference)
-        shift.hold(generator, scorer)
-        shift.end()
-        searcher = Searcher(
-            index,
-            config,
-            stream=stream_of_prompts(config, read_prompts(run, "train"), index),
-            task=task,
-            generator=generator,
-            scorer=scorer,
-            reference=reference,
-            log=Trajectories(run),
-            versions=versions,
-            lease=lease,
-            events=events,
-            shift=shift,
-        )
-        searcher.run()
+    with _open_versions(run, config) as versions:
+        reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
+        shift.begin()
+        adapter = find_adapter(run, config, lease.tell)
+        size = partial(_parameters, versions, reference, adapter)
+        with closing(open_generator(config, events, search_sampling(config), size, adapter)) as generator:
+            scorer = None
+            if config.stores_reference_logps:
+                scorer = scorers(config, adapter, events)(versions.load(reference), reference)
+            shift.hold(generator, scorer)
+            shift.end()
+            searcher = Searcher(
+                index,
+                config,
+                stream=stream_of_prompts(config, read_prompts(run, "train"), index),
+                task=task,
+                generator=generator,
+                scorer=scorer,
+                reference=reference,
+                log=Trajectories(run),
+                versions=versions,
+                lease=lease,
+                events=events,
+                shift=shift,
+            )
+            searcher.run()
 
 
 def run_trainer(run: Run, lease: HeldLease, events: Events, world: World | None = None) -> None:
@@ -99,6 +100,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events, world: World | None 
     # What the trainer writes inside the folder of a local run can be stored as links, without another copy.
     with (
         scratch_folder(run.folder) as scratch,
+        _open_versions(run, config) as versions,
         lead_ranks(run, config, attempt.number, world, lease, events) as leading,
     ):
         shift.begin()
@@ -120,10 +122,11 @@ def run_trainer(run: Run, lease: HeldLease, events: Events, world: World | None 
                 config,
                 attempt=attempt.number,
                 ledger=ParquetLedger(run, attempt.number),
-                versions=Versions(run),
+                versions=versions,
                 checkpoints=Checkpoints(run),
                 lease=lease,
                 scratch=scratch,
+                version_scratch=versions.memory,
             )
             trainer = Trainer(
                 config,
@@ -211,6 +214,15 @@ def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
 def _config_and_task(run: Run) -> tuple[Config, Task]:
     config = parse(run.config)
     return config, get_task(config.task)
+
+
+@contextmanager
+def _open_versions(run: Run, config: Config) -> Iterator[Versions]:
+    if config.sync.transport == "storage":
+        yield Versions(run)
+    else:
+        with open_memory(run) as versions:
+            yield versions
 
 
 def _open_shifts(run: Run, config: Config, lease: HeldLease, *, check: Callable[[], None]) -> Shift:

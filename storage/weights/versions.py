@@ -16,6 +16,8 @@ from tba.types import Base, Version
 class Versions:
     """Stores and fetches the versions of a run; see `VersionStore` in tba/interfaces.py."""
 
+    memory: Path | None = None  # a folder of this process in main memory, if versions are handed over there
+
     def __init__(self, run: Run):
         self.run = run
         self._steps: dict[Version, int] = {}
@@ -42,7 +44,7 @@ class Versions:
             folder,
             extra,
             sha256s=sha256s,
-            hand_over=True,
+            hand_over=self.memory is None,
             base=(str(base.version), base.folder) if base else None,
         )
         return "difference" not in manifest
@@ -55,7 +57,7 @@ class Versions:
         return max(self.complete(), key=lambda version: version.order, default=None)
 
     def reference(self) -> Version | None:
-        return _reference(self.complete())
+        return first_of_all(self.complete())
 
     def step(self, version: Version) -> int:
         """Return the gradient step that a version follows. Raise Missing if the version was never published or has been
@@ -76,6 +78,9 @@ class Versions:
 
     def load(self, version: Version) -> Path:
         return manifest_folders.local_copy(self.run.store, layout.version(version), trusts_marks=True)
+
+    def is_stored(self, version: Version) -> bool:
+        return True  # it was loaded from the store
 
     def base(self, version: Version) -> Version | None:
         """Return the base of a version that is stored as a difference; None if the version is stored whole, or if its
@@ -118,5 +123,6 @@ class Versions:
         return retention.keep_only(self.run, layout.VERSIONS, found, set, why="their base was removed meanwhile")
 
 
-def _reference(versions: Iterable[Version]) -> Version | None:
+def first_of_all(versions: Iterable[Version]) -> Version | None:
+    """Return version 0 of the earliest attempt; None if there is none."""
     return min((v for v in versions if v.number == 0), key=lambda version: version.attempt, default=None)

@@ -141,6 +141,10 @@ class SyncConfig:
     versions whole. Each other version is stored as its difference from the last whole version, or whole if the
     difference takes half the space or more. Higher values pay off when searchers fetch bfloat16 versions over a network
     and the learning rate is small."""
+    transport: Literal["storage", "shared-memory"] = "storage"
+    """How versions reach searchers on the trainer's machine. `storage`: searchers load what is stored.
+    `shared-memory`: they load the files from main memory, in /dev/shm, before these are stored; main memory then holds
+    up to three versions more. All trajectories are the same, and are stored only after their versions."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
     """Number of newest checkpoints that are kept. Older checkpoints are removed."""
     weights_digest: Literal["pieces", "whole"] = "pieces"

@@ -16,6 +16,7 @@ from tba.search.prompt_stream import PromptStream
 from tba.search.round_requests import make_requests
 from tba.search.shard_assembly import ShardAssembly
 from tba.search.version_adoption import VersionAdoption
+from tba.search.waiting_shards import WaitingShards
 from tba.types import Version
 
 
@@ -71,6 +72,7 @@ class Searcher:
             shift=shift,
         )
         self.rounds = Rounds(stream, config.search)
+        self.waiting = WaitingShards(versions, deadline=config.limits.data_deadline)
         self.in_flight = GroupsInFlight(turns.whole(task, generator), shard_size=config.search.prompts_per_round)
 
     def run(self) -> None:
@@ -88,7 +90,8 @@ class Searcher:
                 while groups := self.in_flight.next_shard():
                     if self.lag is None:
                         self.adoption.begin_look()
-                    self.append(groups)
+                    self.assemble(groups)
+                self.append_stored()
                 if not self.in_flight:
                     self.shift.end()
 
@@ -111,10 +114,13 @@ class Searcher:
         begin now."""
         adoption = self.adoption
         if self.lag is not None:
-            adoption.await_number(self.number_for_next_round(self.lag))
+            number = self.number_for_next_round(self.lag)
+            if self.waiting and not adoption.is_in_use(number):
+                return False  # the trainer may need the waiting shards before it publishes this version
+            adoption.await_number(number)
             return True
         adoption.adopt_found(in_flight=bool(self.in_flight))
-        if self.in_flight and (adoption.fetched or self.is_spent):
+        if (self.in_flight and (adoption.fetched or self.is_spent)) or (self.waiting and self.is_spent):
             return False
         if self.is_spent:
             adoption.await_newer()
@@ -146,13 +152,18 @@ class Searcher:
         elif self.in_flight and self.lag:
             self.adoption.prefetch(self.number_for_next_round(self.lag))
 
-    def append(self, groups: Sequence[Group]) -> None:
-        """Score the groups and store them as the next shard."""
-        trajectories = self.assembly.trajectories(groups)
-        with self.progress.timed("append"):
-            self.log.append(self.index, self.progress.shards, trajectories)
+    def assemble(self, groups: Sequence[Group]) -> None:
+        """Score the groups, which become the next shard. For a restarted searcher it does not matter that they are not
+        stored yet: shards are stored in order, so it finds where it was before them."""
+        self.waiting.add(self.assembly.trajectories(groups))
         self.rounds.store(groups)
-        self.progress.add_shard(trajectories)
+
+    def append_stored(self) -> None:
+        """Store the shards whose versions are stored."""
+        while trajectories := self.waiting.pop(idle=not self.in_flight):
+            with self.progress.timed("append"):
+                self.log.append(self.index, self.progress.shards, trajectories)
+            self.progress.add_shard(trajectories)
 
 
 def await_reference(versions: VersionStore, lease: Lease, *, deadline: float, poll: float = 0.5) -> Version:

@@ -106,6 +106,9 @@ class VersionAdoption:
     def _has_adopted(self, number: int) -> bool:
         if version := numbered(self.versions, number):
             self.adopt(version)
+        return self.is_in_use(number)
+
+    def is_in_use(self, number: int) -> bool:
         return self.version is not None and self.version.number == number
 
     # --- looking for versions and adopting them -------------------------------------------------------------------
@@ -124,8 +127,7 @@ class VersionAdoption:
     def prefetch(self, number: int) -> None:
         """Fetch and verify the version with this number in the background, while responses are in flight, so that
         `await_number` need not. Look every second until it is published."""
-        has_it = self.version is not None and self.version.number == number
-        if not has_it and time.monotonic() - self.looked >= LOOK_EVERY:
+        if not self.is_in_use(number) and time.monotonic() - self.looked >= LOOK_EVERY:
             self.watcher.begin_fetch(number, refused=self.refused)
             self.looked = time.monotonic()
 
@@ -166,7 +168,8 @@ class VersionAdoption:
             self.generator.adopt(folder, version)
             self.version = self.progress.version = version
             self.rounds_begun, self.fetched = 0, None
-            self.events.write("version-adopted", f"searcher {self.searcher} adopts {version}", version=str(version))
+            message = f"searcher {self.searcher} adopts {version}"
+            self.events.write("version-adopted", message, version=str(version), folder=str(folder))
 
     @contextmanager
     def _reporting(self, version: Version) -> Iterator[None]:

@@ -59,8 +59,10 @@ class SyncWriter:
         checkpoints: CheckpointStore,
         lease: Lease,
         scratch: Path,
+        version_scratch: Path | None = None,  # for the files of versions, if not `scratch`
     ):
         self.config, self.attempt, self.lease, self.scratch = config, attempt, lease, scratch
+        self.version_scratch = version_scratch or scratch
         self.lag, self.publishes_all = config.sync.lag, config.awaits_searchers
         self.previous: Future[None] | None = None  # writes the ledger of the previous sync
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
@@ -152,8 +154,8 @@ class SyncWriter:
 
     def _publish_version(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
         before, base = self.before, self.base
-        with _naming_scratch(self.scratch):
-            folder = Path(mkdtemp(dir=self.scratch))
+        with _naming_scratch(self.version_scratch):
+            folder = Path(mkdtemp(dir=self.version_scratch))
             written = snapshot.save(folder, dtype=self.config.model.publish_dtype, before=before)
         version, every = Version(sync, self.attempt), self.config.sync.whole_every
         whole = self.versions.publish(

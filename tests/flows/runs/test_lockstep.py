@@ -13,11 +13,18 @@ from storage import layout
 from storage.maintenance.check import check
 from storage.runs.control import change_state
 from storage.runs.run import Run
+from storage.weights.memory_versions import MEMORY
 from tests.support.flows.killed_runs import RoleProcess, kill, role, rows, stored
 from tests.support.flows.live_roles import settings
 from tests.support.waiting import until
 
 SEARCHERS = 2
+ROWS = """
+select trajectory_id, round, slot, prompt_id, response_tokens, behaviour_logps, ref_logps, reward, version_start,
+    version_end
+from trajectories order by all
+"""
+ADOPTED = "select data->>'folder' from events where kind = 'version-adopted'"
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +34,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
 
 
-def start(root: Path, policy: Path, name: str, *, lag: int, every: int, steps: int) -> Run:
+def start(root: Path, policy: Path, name: str, *, lag: int, every: int, steps: int, transport: str = "storage") -> Run:
     changes = {
+        "sync.transport": transport,
         "training.steps": steps,
         "sync.lag": lag,
         "sync.every": every,
@@ -69,9 +77,14 @@ def found(run: Run) -> list[tuple]:
 
 
 @pytest.mark.long
-def test_synchronous_training_is_on_policy_and_takes_the_same_steps_after_a_kill(policy: Path, tmp_path: Path):
+@pytest.mark.parametrize("transport", ["storage", "shared-memory"])
+def test_synchronous_training_is_on_policy_and_takes_the_same_steps_after_a_kill(
+    policy: Path, tmp_path: Path, transport: str
+):
     """The two runs share nothing. As no role runs ahead of another, timing has no influence on what is learned."""
-    whole, killed = (start(tmp_path, policy, name, lag=0, every=1, steps=10) for name in ("whole", "killed"))
+    whole, killed = (
+        start(tmp_path, policy, name, lag=0, every=1, steps=10, transport=transport) for name in ("whole", "killed")
+    )
     end(whole, roles_of(whole))
     roles = roles_of(killed)
     try:
@@ -105,3 +118,20 @@ def test_roles_that_wait_for_a_round_stop_when_asked_to(policy: Path, tmp_path: 
             if process.poll() is None:
                 kill(process)
     assert check(run).problems == []
+
+
+def test_versions_that_come_through_memory_leave_the_same_log_as_stored_ones(policy: Path, tmp_path: Path):
+    stored_first, in_memory = (
+        start(tmp_path, policy, name.replace("-", "_"), lag=1, every=1, steps=6, transport=name)
+        for name in ("storage", "shared-memory")
+    )
+    for run in (stored_first, in_memory):
+        end(run, roles_of(run))
+    assert found(stored_first) == found(in_memory)
+    for query in (LEDGER, DRAWS, ROWS):
+        assert rows(stored_first, query) == rows(in_memory, query)
+    of_run = [
+        {Path(folder).is_relative_to(MEMORY) for (folder,) in rows(run, ADOPTED)} for run in (stored_first, in_memory)
+    ]
+    assert of_run[0] == {False}
+    assert True in of_run[1]

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +12,9 @@ from tba.search.prompt_stream import PromptStream
 from tba.search.round_requests import sampling_of_round
 from tba.search.searcher import Searcher, await_reference
 from tba.search.version_adoption import LOOK_EVERY
-from tba.types import Prompt, Reward, Version
+from tba.types import Prompt, Reward, Trajectory, Version
 from tests.support.tba.searchers import searcher_config
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("looks_take_no_time")
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
@@ -67,6 +68,43 @@ def test_the_newest_version_is_adopted_once_at_the_next_round():
         role.run()
     assert generator.adopted == [V0, V2]
     assert [log.shards[r][0].version_start for r in range(4)] == [V0, V0, V2, V2]
+
+
+@pytest.mark.parametrize("lag", [None, 0])
+def test_a_shard_is_stored_only_after_the_version_that_generated_it(lag: int | None):
+    versions = fakes.Versions(V0, V1)
+    versions.missing, versions.seen = {V0: 2, V1: 2}, [V0, V1]
+
+    class Log(fakes.Log):
+        def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
+            assert all(versions.missing[it.version_end] < 0 for it in trajectories)
+            return super().append(searcher, seq, trajectories)
+
+    role, _, _ = searcher(versions, log := Log(), rounds=2, lag=lag)
+    with pytest.raises(Stopped):
+        role.run()
+    assert [log.shards[r][0].version_start for r in range(2)] == [V0, V1]
+
+
+def test_rounds_go_on_while_shards_wait_and_shards_keep_their_order():
+    versions, log = fakes.Versions(V0), fakes.Log()
+    versions.missing = {V0: math.inf}
+    role, generator, _ = searcher(versions, log, rounds=1)
+    role.progress.lease = fakes.Lease(stop_when=lambda: len(generator.asked) >= 12)
+    with pytest.raises(Stopped):
+        role.run()
+    assert not log.shards
+    versions.missing = {}
+    until(lambda: role.append_stored() or log.shards.get(2), "the shards are stored")
+    assert [shard[0].round for _, shard in sorted(log.shards.items())] == [0, 1, 2]
+
+
+def test_a_version_that_is_never_stored_has_a_deadline():
+    versions = fakes.Versions(V0)
+    versions.missing, versions.seen = {V0: math.inf}, [V0]
+    role, _, _ = searcher(versions, fakes.Log(), rounds=10**6, lag=0, deadline=0.1)
+    with pytest.raises(DeadlinePassed, match=f"version {V0}, with which .*not been stored for 0.1 s"):
+        role.run()
 
 
 @pytest.mark.parametrize("updates_in_flight", [True, False])
