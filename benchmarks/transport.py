@@ -1,12 +1,13 @@
 """Measure how long a version takes from the trainer's files to a searcher's engine, by `sync.transport`.
 
-    PYTHONPATH=.tba/vllm python -m benchmarks.transport [--hidden 576 --layers 30] [--versions 5] [--out FOLDER]
+    PYTHONPATH=.tba/vllm python -m benchmarks.transport [--store s3] [--versions 5] [--out FOLDER]
 
 A policy of the size of SmolLM2-135M is written in bfloat16, each version a small step from the one before. The time
 begins when the trainer has written and hashed the files, and ends when the engine has adopted the version. It is
-compared with the *bare load* of the same files by the same engine, and with the same version by way of the store, on
-this machine's disk. The three follow each other within each version, in an order that changes; a ratio is the median of
-the ratios of the versions. Bytes that were written to files outside of main memory on the way are counted.
+compared with the *bare load* of the same files by the same engine, and with the same version by way of the store: this
+machine's disk, or with `--store s3` an S3 server on loopback, for a searcher whose cache does not have the version. The
+three follow each other within each version, in an order that changes; a ratio is the median of the ratios of the
+versions. Bytes that were written to disks on the way are counted.
 
 Without vLLM, an engine of transformers adopts the versions.
 """
@@ -27,6 +28,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.fleet import root_of
 from benchmarks.harness.hardware import hardware, results_file
 from benchmarks.harness.tiny_models import tiny_tokenizer
 from storage.runs.run import Run
@@ -41,6 +43,7 @@ WAYS = ("bare load", "shared-memory", "storage")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", choices=["disk", "s3"], default="disk")
     parser.add_argument("--hidden", type=int, default=576)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--vocabulary", type=int, default=49_152)
@@ -52,12 +55,13 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TBA_CACHE"] = f"{folder}/cache"
-        run = Run.create(folder, "transport", config={}, sampler_sql="", code_version="")
-        with open_memory(run) as trainer, open_memory(run) as searcher:
-            result = measure(options, run, trainer, searcher)
+        with root_of(options.store, Path(folder)) as root:
+            run = Run.create(root, "transport", config={}, sampler_sql="", code_version="")
+            with open_memory(run) as trainer, open_memory(run) as searcher:
+                result = measure(options, run, trainer, searcher, Path(folder))
     record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), **result}
     options.out.mkdir(parents=True, exist_ok=True)
-    path = results_file(options.out, "transport")
+    path = results_file(options.out, f"transport-{options.store}")
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(result, indent=1), f"\nwritten to {path}")
 
@@ -86,6 +90,8 @@ def measure(options: argparse.Namespace, run: Run, trainer: MemoryVersions, sear
             def by_store(version: Version = version, folder: Path = on_disk, known: Any = digests[1]) -> None:
                 versions = Versions(run)
                 versions.publish(version, step=version.number, folder=folder, weights_sha256="", sha256s=known)
+                if options.store == "s3":
+                    os.environ["TBA_CACHE"] = str(scratch / f"cache of a searcher with {version}")
                 engine.adopt(versions.load(version), version)
 
             def bare(version: Version = version, folder: Path = in_memory) -> None:
@@ -104,6 +110,7 @@ def measure(options: argparse.Namespace, run: Run, trainer: MemoryVersions, sear
     return {
         "parameters": sum(it.numel() for it in policy.model.parameters()),
         "engine": type(engine).__name__,
+        "store": options.store,
         "versions": options.versions,
         "milliseconds": {way: round(1000 * statistics.median(found)) for way, found in seconds.items()},
         "ratio_to_bare_load": {

@@ -62,6 +62,7 @@ class DuckReplayBuffer:
         )
         self.needs_reference = settings.objective.needs_reference
         self.arrivals = Arrivals(run, self.payloads, self._check)
+        self._has_looked = False  # whether `ready` has looked since the last record was created
         self.given_up = given_up(run).shards  # keys of admitted shards that were lost: the buffer leaves them out
         replays = run.inherits if run.inherits and run.inherits.replays else None
         self.recording = Recording(replays, given_up=self.given_up) if replays else None
@@ -131,6 +132,7 @@ class DuckReplayBuffer:
         if self.in_step:
             self.gradient_steps.setdefault(sync, step)  # the version of this very sync can have generated a round
         self.arrivals.look()
+        self._has_looked = True
         if self.in_step:
             return all(self.arrivals.knows(layout.shard(searcher, sync)) for searcher in range(self.in_step))
         arrived = [arrival.light for arrival in self.arrivals.found.values()]
@@ -164,7 +166,9 @@ class DuckReplayBuffer:
     def _arrived(self, sync: int, step: int) -> list[Shard]:
         if self.recording:
             return self.recording.arrivals(step, self.shards)
-        self.arrivals.look()
+        if not self._has_looked:  # a look lists every searcher's folder
+            self.arrivals.look()
+        self._has_looked = False
         shards = [arrival.shard for arrival in self.arrivals.found.values()]
         if self.in_step is not None:
             shards = [shard for shard in shards if shard.seq <= sync]

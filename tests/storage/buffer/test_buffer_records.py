@@ -204,6 +204,19 @@ def test_in_step_a_record_admits_its_round_of_every_searcher_and_no_later_one(ru
 
 
 @on_disk
+def test_the_look_that_finds_a_record_ready_is_the_only_one(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """Each look lists the folders of all searchers."""
+    claim_attempt(run)
+    buffer, folders, looks = make_buffer(run, searchers_in_step=1), run.store.folders, list[str]()
+    monkeypatch.setattr(run.store, "folders", lambda prefix: looks.append(prefix) or folders(prefix))
+    for sync in range(2):
+        append(run, make_shard({"p": [0.0, 1.0]}, round=sync))
+        assert buffer.ready(sync, step=2 * sync, until=2 * sync + 2)
+        assert buffer.sync(sync, step=2 * sync) == 2
+    assert len(looks) == 2
+
+
+@on_disk
 def test_in_step_a_shard_that_was_refused_before_its_turn_is_not_waited_for(run: Run):
     claim_attempt(run)
     buffer = make_buffer(run, searchers_in_step=1)
