@@ -13,7 +13,7 @@ from tba.errors import ConfigError
 from tba.models import chat_template
 from tba.settings import Positive
 from tba.tasks.fields import one_of
-from tba.tasks.instructions import checkers, published_prompts
+from tba.tasks.instructions import checker_process, published_prompts
 from tba.tasks.instructions.constraints import KINDS, MOST_TOGETHER, Constraint
 from tba.tasks.instructions.own_prompts import Instruction, Mixture
 from tba.tasks.laptop_packages import check_installed
@@ -67,6 +67,7 @@ class Instructions:
         self.template = one_of("template", config.template or TEMPLATES[0], TEMPLATES)
         self.mixture = _mixture(self.options)
         check_installed("task.name", self.name, *PACKAGES)
+        self.checkers = checker_process.shared()
 
     def source(self, split: str) -> str:
         return ""
@@ -99,13 +100,15 @@ class Instructions:
         return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
 
     def reward(self, prompt: Prompt, response: Response) -> Reward:
-        """Return the reward. Its parts are the share of constraints that hold, whether all do, and each constraint."""
-        constraints, text = _constraints_of(prompt), self._counted_text(response)
-        held = [(constraint.kind, checkers.holds(constraint, text)) for constraint in constraints]
-        share = sum(kept for _, kept in held) / len(held)
-        parts = {"strict": float(share == 1), "held": share, "constraints": float(len(held))}
-        for kind, kept in held:
-            parts[kind] = min(parts.get(kind, 1.0), float(kept))
+        """Return the reward. Its parts are the share of constraints that hold, whether all do, whether the check took
+        too long, and each constraint. A response whose check takes too long keeps no constraint."""
+        constraints = _constraints_of(prompt)
+        held = self._check(constraints, response)
+        held, unscored = (held, 0.0) if held is not None else ([False] * len(constraints), 1.0)
+        share = sum(held) / len(held)
+        parts = {"strict": float(share == 1), "held": share, "constraints": float(len(held)), "unscored": unscored}
+        for constraint, kept in zip(constraints, held, strict=True):
+            parts[constraint.kind] = min(parts.get(constraint.kind, 1.0), float(kept))
         return Reward(value=share if self.options.credit == "partial" else parts["strict"], parts=parts)
 
     def measures(
@@ -121,20 +124,24 @@ class Instructions:
         kept = [part["held"] * part["constraints"] for part in parts]
         return {
             "strict_accuracy": fmean(part["strict"] for part in parts),
-            "loose_accuracy": fmean(self._is_loosely_right(*pair) for pair in asked),
+            "loose_accuracy": fmean(map(self._is_loosely_right, asked, rewards)),
             "instruction_accuracy": sum(kept) / sum(constraints),
             "distinct_right": fmean(_distinct_right(asked, rewards)),
         }
 
-    def _is_loosely_right(self, prompt: Prompt, response: Response) -> bool:
-        text = self._counted_text(response)
-        return all(checkers.holds_loosely(constraint, text) for constraint in _constraints_of(prompt))
+    def _is_loosely_right(self, asked: tuple[Prompt, Response], reward: Reward) -> bool:
+        if reward.parts["unscored"]:
+            return False  # the loose rule checks more texts, so it would take longer still
+        prompt, response = asked
+        return all(self._check(_constraints_of(prompt), response, loosely=True) or [False])
 
-    def _counted_text(self, response: Response) -> str:
-        """Return the text that is checked. An empty text keeps no constraint."""
+    def _check(
+        self, constraints: Sequence[Constraint], response: Response, *, loosely: bool = False
+    ) -> list[bool] | None:
+        """Return, for each constraint, whether a response keeps it; None if its check takes too long."""
         if not response.finished and self.options.unfinished == "zero":
-            return ""
-        return checkers.library().trimmed(response.text)
+            return [False] * len(constraints)
+        return self.checkers.check(constraints, response.text, loosely=loosely)
 
     def _worded(self, instruction: Instruction, tokenizer: Any) -> tuple[str, tuple[int, ...]]:
         """Return the text and tokens of a prompt. `chat` uses the model's chat template, or the wording of `plain` if

@@ -3,6 +3,7 @@ the library if-verifiable."""
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tba.config import TaskConfig
 from tba.errors import ConfigError
 from tba.presets import preset
 from tba.tasks.instructions import checkers
+from tba.tasks.instructions.checker_process import CheckerProcess
 from tba.tasks.instructions.constraints import Constraint
 from tba.tasks.instructions.task import Instructions
 from tba.tasks.registry import get_task
@@ -156,6 +158,31 @@ def test_the_reward_is_that_of_the_library():
             assert (reward.value, reward.parts["strict"]) == (scores.partial_strict, scores.binary_strict)
             measured = task.measures([(prompt, respond(text))], [reward], None)
             assert measured["loose_accuracy"] == scores.binary_loose
+
+
+SLOW = "a" + "\n" * 300_000 + "a"
+"""The checker of bullet points looks from each line for the next line with a bullet: minutes for so many lines."""
+
+
+@needs_library
+@pytest.mark.parametrize("limits", [{"seconds": 0.5}, {"patience": 3.0}], ids=["CPU time", "wall-clock time"])
+def test_a_response_whose_check_takes_too_long_earns_nothing_and_is_counted(limits: dict[str, float]):
+    task, prompt = make_task(credit="partial"), make_prompt(NO_COMMA, BULLET)
+    with closing(CheckerProcess(**limits)) as task.checkers:
+        assert task.reward(prompt, respond("* a\n* b")).parts["unscored"] == 0
+        slow = task.reward(prompt, respond(SLOW))
+        assert (slow.value, slow.parts["unscored"], slow.parts["held"], slow.parts["strict"]) == (0, 1, 0, 0)
+        after = task.reward(prompt, respond("* a\n* b"))
+        assert (after.value, after.parts["unscored"]) == (1, 0)
+        measured = task.measures([(prompt, respond(SLOW)), (prompt, respond("* a\n* b"))], [slow, after], None)
+    assert (measured["strict_accuracy"], measured["loose_accuracy"]) == (0.5, 0.5)
+
+
+@needs_library
+def test_a_constraint_that_cannot_be_checked_here_is_an_error_of_the_settings():
+    letter = {"letter": "#", "let_frequency": 4, "let_relation": "at least"}
+    with pytest.raises(ConfigError, match=r"cannot be checked on this machine: .*does not take letter='#'"):
+        make_task().reward(make_prompt(Constraint("keywords:letter_frequency", letter)), respond("####"))
 
 
 @needs_library

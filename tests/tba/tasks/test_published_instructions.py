@@ -12,7 +12,7 @@ from tba.errors import ConfigError, DataError
 from tba.tasks.instructions import checkers
 from tba.tasks.instructions.constraints import Constraint
 from tba.types import Prompt
-from tests.support.tba.instructions.examples import BULLETS, COMMAS, make_prompt, make_task, needs_library, respond
+from tests.support.tba.instructions.examples import BULLETS, COMMAS, make_task, needs_library, respond
 
 ROW = {"key": 7, "prompt": "Write about rain.", "instruction_id_list": [COMMAS], "kwargs": [{}]}
 
@@ -106,7 +106,7 @@ def test_a_checker_that_needs_data_of_nltk_is_not_used_without(kind: str, monkey
     with pytest.raises(DataError, match=f"test row 0: '{kind}' needs data of NLTK, .*: python -m nltk.downloader "):
         published([row])
     with pytest.raises(ConfigError, match=r"a response cannot be checked on this machine: .*-m nltk\.downloader "):
-        make_task().reward(make_prompt(Constraint(kind, row["kwargs"][0])), respond("It rains."))
+        checkers.holds(Constraint(kind, row["kwargs"][0]), "It rains.")
 
 
 @needs_library
