@@ -20,6 +20,7 @@ LEDGER = "ledger/"
 VERSIONS = "versions/"
 CHECKPOINTS = "checkpoints/"
 ATTEMPTS = "attempts/"
+ARITHMETIC = "arithmetic/"
 EVALUATIONS = "evaluations/"
 EVENTS = "events/"
 RETENTION = "retention/"
@@ -28,7 +29,8 @@ LOGS = "logs/"
 PROMPTS = "prompts/"
 FORKS = "forks/"
 SHARED = (
-    PROMPTS, TRAJECTORIES, COMPACTIONS, SYNCS, DRAWS, STEPS, LEDGER, VERSIONS, CHECKPOINTS, ATTEMPTS, EVALUATIONS,
+    PROMPTS, TRAJECTORIES, COMPACTIONS, SYNCS, DRAWS, STEPS, LEDGER, VERSIONS, CHECKPOINTS, ATTEMPTS, ARITHMETIC,
+    EVALUATIONS,
 )  # fmt: skip
 """Folders in which a fork sees objects of its parent, under the same names as in the parent."""
 MANIFEST = "MANIFEST.json"
@@ -57,6 +59,7 @@ _SYNC = re.compile(rf"syncs/{_number(6)}\.json")
 _LEDGER = re.compile(rf"(?:(?:draws|steps)/{_VERSION}\.parquet|ledger/{_VERSION}\.json)")
 _FOLDER = re.compile(rf"(?:versions|checkpoints)/{_VERSION}/((?:{_PART}/)*{_PART})")
 _ATTEMPT = re.compile(rf"attempts/{_number(4)}\.json")
+_ARITHMETIC = re.compile(rf"arithmetic/{_number(4)}\.json")
 _RENDEZVOUS = re.compile(rf"control/rendezvous/{_number(4)}\.json")
 _EVALUATION = re.compile(rf"evaluations/{_VERSION}\.json")
 _LEASE = re.compile(rf"roles/({_PART})/lease\.json")
@@ -214,6 +217,16 @@ def parse_attempt(key: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def arithmetic(attempt: int) -> str:
+    """Return the name of the record that says how an attempt computed."""
+    return f"{ARITHMETIC}{attempt:04d}.json"
+
+
+def parse_arithmetic(key: str) -> int | None:
+    match = _ARITHMETIC.fullmatch(key)
+    return int(match[1]) if match else None
+
+
 def rendezvous(attempt: int) -> str:
     """Return the name of the record that says where the ranks of an attempt meet."""
     return f"{RENDEZVOUS}{attempt:04d}.json"
@@ -275,6 +288,6 @@ def is_part(key: str) -> bool:
     alone."""
     parsers = (
         parse_shard, parse_compaction, parse_prompts, parse_sync, parse_ledger, parse_folder, parse_attempt,
-        parse_rendezvous, parse_evaluation,
+        parse_arithmetic, parse_rendezvous, parse_evaluation,
     )  # fmt: skip
     return bool(_OTHERS.fullmatch(key)) or any(parse(key) is not None for parse in parsers)

@@ -17,6 +17,7 @@ from flows.progress import bar
 from flows.roles.threads import use_threads
 from storage import layout
 from storage.log.ledger import LATER, Entry, read_entries
+from storage.runs.arithmetic import Arithmetic, find_arithmetic
 from storage.runs.attempts import chain
 from storage.runs.run import Run
 from tba.config import Config, parse
@@ -42,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "Starts from the nearest checkpoint before the step and takes the steps since then again. The batch, the\n"
         "loss, the gradient norm and the values of each row are compared with the ledger, and the resulting\n"
-        "weights with the checksum of the next sync. On a CPU all are equal bit by bit. Exits with 0 if all agree\n"
-        "and with 1 if something differs.",
+        "weights with the checksum of the next sync. On a CPU all are equal bit by bit, if the number format and the\n"
+        "number of threads are those of the attempt that took the step; otherwise the audit says what is not. Exits\n"
+        "with 0 if all agree and with 1 if something differs.",
         "example:\n  tba audit first --step 300",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
@@ -81,6 +83,8 @@ class Audit:
     began_after: int  # the step whose stored state the audit started from
     device: str
     tolerance: float
+    computed: Arithmetic | None  # how the attempt computed; None if this is not stored
+    computing: Arithmetic  # how the audit computes
     compared: list[Compared] = field(default_factory=list)  # the values of the whole step, equal or not
     rows: list[Compared] = field(default_factory=list)  # values of the rows of the batch that differ
     batch: int = 0
@@ -111,7 +115,8 @@ def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
 
     trainer, last = restore_trainer(run, step), config.step_of_sync(sync)
     accepted = tolerance if tolerance is not None else 0.0 if trainer.repeatable else OFF_CPU
-    found = Audit(run.name, step, attempt, sync, trainer.step, trainer.device, accepted)
+    arithmetic = find_arithmetic(run, attempt), trainer.arithmetic
+    found = Audit(run.name, step, attempt, sync, trainer.step, trainer.device, accepted, *arithmetic)
     log.info("repeating steps %d to %d of %s", trainer.step + 1, last, run.name)
     with bar("repeating steps") as tell:
         for repeated in trainer.repeat_until(last):
@@ -200,6 +205,8 @@ def _print(found: Audit) -> None:
         f"state after step {found.began_after}",
         soft_wrap=True,
     )
+    if str(found.computed) != str(found.computing):  # on a GPU, the number of threads does not matter
+        console.print(_say_arithmetic(found), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("compared", "ledger", "taken again", ""):
         table.add_column(name)
@@ -213,6 +220,15 @@ def _print(found: Audit) -> None:
     else:
         number = sum(not it.agrees for it in [*found.compared, *found.rows])
         console.print(f"{number} value{'s differ' if number != 1 else ' differs'} from the ledger")
+
+
+def _say_arithmetic(found: Audit) -> str:
+    if found.computed is None:
+        return f"how attempt {found.attempt} computed is not stored; the audit computes in {found.computing}"
+    return (
+        f"the audit does not compute as attempt {found.attempt} did, so values can differ: it computes in "
+        f"{found.computing}; the attempt computed in {found.computed}"
+    )
 
 
 def _verdict(found: Audit, it: Compared) -> str:

@@ -9,8 +9,10 @@ from transformers.utils import logging as transformers_logging
 
 from flows.roles import model_loading
 from flows.roles.buffer_process import make_buffer
+from flows.roles.number_format import arithmetic_of
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.local_files.scratch import scratch_folder
+from storage.runs.arithmetic import Arithmetic
 from storage.runs.attempts import Span, accepts, chain
 from storage.runs.events import Events
 from storage.runs.rendezvous import most_ranks
@@ -50,6 +52,10 @@ class RestoredTrainer:
     @property
     def device(self) -> str:
         return self.learner.policy.device.type
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return arithmetic_of(self.learner.config, self.learner.policy)
 
     @property
     def repeatable(self) -> bool:

@@ -14,6 +14,7 @@ from flows.roles.engines import evaluation_sampling, open_generator, search_samp
 from flows.roles.gpu_shifts import GpuShifts
 from flows.roles.leading_rank import lead_ranks, with_ranks
 from flows.roles.model_loading import Tell, find_adapter, first_device, load_policy, load_start, model_at
+from flows.roles.number_format import arithmetic_of, tell_compute_dtype
 from flows.roles.prompt_intake import store_prompts, stream_of_prompts
 from storage.local_files.scratch import scratch_folder
 from storage.log.ledger import ParquetLedger, find_faults
@@ -21,6 +22,7 @@ from storage.log.prompts import read_prompts
 from storage.log.trajectories import Trajectories
 from storage.maintenance.resume_check import refuse_damage
 from storage.metrics.metric_log import open_metric_log
+from storage.runs.arithmetic import note_arithmetic
 from storage.runs.attempts import Attempt, chain
 from storage.runs.events import Events
 from storage.runs.held_lease import HeldLease
@@ -37,7 +39,6 @@ from tba.interfaces import Measures, Task, UsesModels
 from tba.models.adapters import Adapter
 from tba.models.folder import sizes_of, weight_files
 from tba.models.policy import PolicyScorer
-from tba.runtime import compute_dtype
 from tba.runtime.parking import Parking
 from tba.runtime.shifts import NO_SHIFTS, LendsModels, Shift
 from tba.search.evaluator import Evaluator
@@ -138,7 +139,8 @@ def run_trainer(run: Run, lease: HeldLease, events: Events, world: World | None 
                 events=events,
                 shift=shift,
             )
-            _tell_compute_dtype(config, learner, events)
+            tell_compute_dtype(config, learner.policy, events)
+            note_arithmetic(run, attempt.number, arithmetic_of(config, learner.policy))
             tell_padding(learner, events)
             if state is not None:
                 trainer.resume(state)
@@ -175,14 +177,6 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
             shift=shift,
         )
         evaluator.run()
-
-
-def _tell_compute_dtype(config: Config, learner: Learner, events: Events) -> None:
-    if config.model.dtype == "float32":
-        policy = learner.policy
-        size = sum(it.numel() for it in policy.model.parameters())
-        name, why = compute_dtype.choose(config.training.compute_dtype, device=policy.device.type, parameters=size)
-        events.write("compute-dtype-chosen", f"the trainer multiplies matrices in {name}: {why}", compute_dtype=name)
 
 
 def tell_padding(learner: Learner, events: Events) -> None:

@@ -36,6 +36,7 @@ LISTED = (
     layout.TRAJECTORIES,
     layout.COMPACTIONS,  # a shard that is removed after its folder was listed lies in a compaction
     layout.PROMPTS,
+    layout.ARITHMETIC,
     layout.ATTEMPTS,
     layout.RETENTION,
     layout.EVENTS,

@@ -3,6 +3,7 @@ attempt."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ from storage.objects import parquet, records
 from storage.objects.damage import DamageLog
 from storage.objects.manifest_folders import stored_files
 from storage.queries.mirror import Snapshot
+from storage.runs import arithmetic
 from storage.runs.attempts import Span, accepts, stands
 from storage.runs.retention import given_up
 from storage.runs.run import Run
@@ -74,6 +76,7 @@ SETTINGS = pa.schema({"name": pa.string(), "value": pa.string()})
 ATTEMPTS = pa.schema(
     {
         "attempt": pa.int32(), "continues_sync": pa.int32(), "continues_attempt": pa.int32(), "created_at": TIME,
+        "compute_dtype": pa.string(), "device": pa.string(), "threads": pa.int32(), "torch": pa.string(),
     }
 )  # fmt: skip
 VERSION_STEPS = pa.schema({"version": pa.int32(), "attempt": pa.int32(), "step": pa.int32()})
@@ -302,7 +305,14 @@ def _event(key: str, record: Record) -> Iterable[Row]:
 
 
 def attempts(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
+    computed: dict[int, Row] = {}
+    for key, data in snapshot.read_all(layout.ARITHMETIC, damage):
+        with damage.looking_at(key):
+            attempt = layout.parse_arithmetic(key) or 0
+            computed[attempt] = asdict(arithmetic.decode(data, key, attempt))
     rows = rows_of(snapshot, layout.ATTEMPTS, ATTEMPTS, damage, _attempt)
+    for row in rows:
+        row |= computed.get(row["attempt"], {})
     return pa.Table.from_pylist(rows, ATTEMPTS)
 
 

@@ -85,7 +85,7 @@ class ForkedStore:
             return compaction.first_sync <= self.origin.newest_record
         if (sync := layout.parse_sync(key)) is not None:
             return sync <= origin.sync
-        if (attempt := layout.parse_attempt(key)) is not None:
+        if (attempt := layout.parse_attempt(key) or layout.parse_arithmetic(key)) is not None:
             return attempt <= origin.attempts
         name = layout.parse_ledger(key) or layout.parse_evaluation(key)
         if folder := layout.parse_folder(key):

@@ -24,6 +24,7 @@ def test_every_name_is_parsed_back(number: int, attempt: int):
     assert layout.parse_evaluation(layout.evaluation(version)) == version
     assert layout.parse_sync(layout.sync(number)) == number
     assert layout.parse_attempt(layout.attempt(attempt)) == attempt
+    assert layout.parse_arithmetic(layout.arithmetic(attempt)) == attempt
     assert layout.parse_rendezvous(layout.rendezvous(attempt)) == attempt
     assert layout.parse_prompts(layout.prompts("train")) == "train"
 
@@ -36,7 +37,7 @@ def test_every_name_is_part_of_a_run(number: int, life: int):
         layout.sync(number), layout.draws(*version), layout.steps(*version), layout.attempt(life),
         layout.version(version) + "config.json", layout.checkpoint(version) + layout.MANIFEST,
         layout.evaluation(version), layout.event("searcher-001", life, number), layout.retention(number),
-        layout.lease("trainer"), layout.log("trainer", life), layout.rendezvous(life),
+        layout.lease("trainer"), layout.log("trainer", life), layout.arithmetic(life), layout.rendezvous(life),
     ):  # fmt: skip
         assert layout.is_part(check_key(key))
 

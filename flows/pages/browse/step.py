@@ -27,6 +27,7 @@ _FACTS = {
 }  # fmt: skip
 
 STEP = "select * from steps_all where step = {step} order by abandoned, attempt desc"
+COMPUTED = "select compute_dtype, device, threads from attempts where attempt = {attempt}"
 BEFORE = """
 select loss, grad_norm from steps where step < {step} and step >= {step} - {before} and attempt <= {attempt}
 """
@@ -68,7 +69,7 @@ def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
         others=[it for it in steps if it["attempt"] != step["attempt"]],
         query=f"from learned_from({number})",
         summary=_summary(step, batch, beta, snapshot.ask(BEFORE.format(**place, before=_BEFORE)).rows),
-        facts=_facts(step),
+        facts=[*_facts(step), *_computed(snapshot.rows(COMPUTED.format(**place)))],
         batch=_shown(batch, beta),
         events=snapshot.rows(EVENTS.format(**place)),
         alarms=snapshot.rows(LASTING, [step["created_at"], step["created_at"]]),
@@ -90,6 +91,12 @@ def _summary(
 
 def _facts(step: dict[str, Any]) -> list[Fact]:
     return facts((title, step[name]) for name, title in _FACTS.items() if step.get(name) is not None)
+
+
+def _computed(attempts: Sequence[dict[str, Any]]) -> list[Fact]:
+    """Return how the attempt that took the step computed; nothing if this is not stored."""
+    names = {"compute_dtype": "number format", "device": "device", "threads": "threads"}
+    return facts((title, it[name]) for it in attempts for name, title in names.items() if it[name] is not None)
 
 
 def _shown(batch: Batch, beta: float | None) -> dict[str, Any]:

@@ -51,7 +51,10 @@ select version, attempt, step, abandoned, round(bytes / 1e6, 2) as megabytes, cr
 from versions where state = 'kept' order by attempt, version
 """
 
-ATTEMPTS = "select attempt, continues_sync, continues_attempt, created_at from attempts order by attempt"
+ATTEMPTS = """
+select attempt, continues_sync, continues_attempt, created_at, compute_dtype, device, threads, torch
+from attempts order by attempt
+"""
 
 ALARMS = "select began_at, ended_at, role, kind, about, severity, message from alarms order by began_at"
 

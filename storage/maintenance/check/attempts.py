@@ -1,5 +1,5 @@
 """Checks the records of attempts. None may be missing or damaged, and each must continue a checkpoint that is stored or
-was given up."""
+was given up. Records of how attempts computed may be missing, as in older runs."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,6 +8,7 @@ from storage.maintenance.check.context import CheckContext
 from storage.objects import records
 from storage.queries import tables
 from storage.queries.tables import fitting
+from storage.runs import arithmetic
 from storage.runs.attempts import Attempt, Span, chain, read_attempt
 from tba.errors import Damaged, Missing
 from tba.types import Version
@@ -29,6 +30,9 @@ def check_attempts(context: CheckContext) -> tuple[list[Attempt], list[Span]]:
     for number in range(1, max((attempt.number for attempt in attempts), default=0) + 1):
         if layout.attempt(number) not in listed:
             findings.report(layout.attempt(number), "is missing")
+    for key in context.listed[layout.ARITHMETIC]:
+        with findings.looking_at(key):
+            arithmetic.decode(context.records.read(key), key, layout.parse_arithmetic(key) or 0)
     try:
         with records.reading(layout.ATTEMPTS):
             return attempts, chain(context.run)

@@ -16,8 +16,8 @@ from storage.runs.run import Run
 
 FOLDERS = (
     layout.EVALUATIONS, layout.CHECKPOINTS, layout.VERSIONS, layout.LEDGER, layout.STEPS, layout.DRAWS, layout.SYNCS,
-    layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ATTEMPTS, layout.RETENTION, layout.EVENTS,
-    layout.RENDEZVOUS, layout.ROLES, layout.FORKS,
+    layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ARITHMETIC, layout.ATTEMPTS, layout.RETENTION,
+    layout.EVENTS, layout.RENDEZVOUS, layout.ROLES, layout.FORKS,
 )  # fmt: skip
 """The folders of a run in the order in which they are listed. An object that refers to others is listed before them. So
 an object that a live run writes during the listing is never reported as missing."""

@@ -20,6 +20,7 @@ from flows.roles.repeat_steps import restore_trainer
 from storage import layout
 from storage.maintenance.check import check
 from storage.objects import manifest_folders, parquet
+from storage.runs.arithmetic import find_arithmetic
 from storage.runs.control import read_state
 from storage.runs.forks import register
 from storage.runs.retention import give_up
@@ -27,7 +28,7 @@ from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from tba.errors import ConfigError, Damaged
 from tba.types import Version
-from tests.support.faults.rewriting import describe_again
+from tests.support.faults.rewriting import describe_again, rewrite
 from tests.support.flows.killed_runs import kill, role, rows, run_with_kills, stored
 from tests.support.flows.live_roles import live, settings
 from tests.support.storage.synthetic import copy_run
@@ -139,6 +140,28 @@ def test_an_audit_that_finds_a_difference_shows_the_row_and_ends_with_1(
     said = capsys.readouterr().out
     assert re.search(r"slot 0, position 1: residual\s+9\s+\S+\s+differs", said)
     assert "1 value differs from the ledger" in said
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_audit_says_if_it_computes_otherwise_than_the_attempt_or_if_it_cannot_know(
+    killed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], stored: bool
+):
+    attempt = rows(killed, "select attempt from steps where step = 1")[0][0]
+    now = find_arithmetic(killed, attempt)
+    assert now is not None and (now.compute_dtype, now.device) == ("float32", "cpu")
+    assert audit.audit(killed, 1).computing == now
+    run = copy_run(killed, tmp_path)
+    path = Path(run.url, layout.arithmetic(attempt))
+    if stored:
+        rewrite(path, compute_dtype="bfloat16")
+        said = f"values can differ: it computes in {now}; the attempt computed in bfloat16 on cpu"
+    else:  # as in older runs
+        path.unlink()
+        said = f"how attempt {attempt} computed is not stored; the audit computes in {now}"
+    assert cli.main(["audit", run.url, "--step", "1"]) == 0
+    assert said in capsys.readouterr().out
+    assert cli.main(["audit", killed.url, "--step", "1"]) == 0
+    assert " computes in " not in capsys.readouterr().out
 
 
 def test_an_audit_with_a_tolerance_accepts_differences_of_other_hardware(killed: Run, tmp_path: Path):

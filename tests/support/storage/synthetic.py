@@ -19,6 +19,7 @@ from storage.log.ledger import ParquetLedger
 from storage.log.prompts import write_prompts
 from storage.log.trajectories import Trajectories
 from storage.objects import manifest_folders
+from storage.runs.arithmetic import Arithmetic, note_arithmetic
 from storage.runs.control import change_state
 from storage.runs.events import Events
 from storage.runs.retention import give_up
@@ -34,6 +35,8 @@ from tests.support.builders import make_example, make_prompt, make_shard
 
 B, K, S, EVERY, STEPS = 2, 2, 3, 2, 8
 LAST_SYNC = STEPS // EVERY
+COMPUTED = Arithmetic(compute_dtype="bfloat16", device="cpu", threads=3, torch="2.13.0")
+"""How attempt 2 computed. Of attempt 1 it is not stored, as in older runs."""
 PROMPTS = [f"train/{n}" for n in range(6)]
 
 STRANGERS = (
@@ -121,6 +124,7 @@ class SyntheticRun:
         self.take_syncs(1, range(1, 4), self.buffer(1))
         attempt = claim_attempt(self.run)
         assert attempt.continues == Version(2, 1)
+        note_arithmetic(self.run, 2, COMPUTED)
         Events(self.run, "trainer", 2).write("resumed", "attempt 2 goes on after step 4", severity="warning")
         self.publish(Version(2, 2))
         buffer = self.buffer(2)

@@ -90,6 +90,12 @@ def test_a_step_that_was_taken_twice_has_a_page_for_each_attempt(site: Site, con
     assert site.ask("/step/5?attempt=3")[0] == 404
 
 
+def test_a_step_says_how_its_attempt_computed_if_that_is_stored(site: Site):
+    body = site.ask("/step/6?attempt=2")[2]
+    assert [name for name in ("number format", "bfloat16", "threads") if name not in body] == []
+    assert "number format" not in site.text("/step/6?attempt=1")
+
+
 def test_a_trajectory_has_its_tokens_with_their_log_ratios(site: Site, con: duckdb.DuckDBPyConnection):
     name, tokens, mask = one(
         con,
