@@ -1,4 +1,5 @@
-"""The page of one version: how it scored, what it generated, and how other versions responded to the same prompts."""
+"""The page of one version: how it scored, what it generated, with examples of its responses, and how other versions
+responded to the same prompts."""
 
 from typing import Any
 
@@ -11,6 +12,8 @@ from flows.pages.tables import Fact, facts
 from storage import layout
 
 _MOST_PROMPTS = 30
+_EXAMPLES = 3  # responses of each kind: with the highest rewards, with the lowest, and of the others at random
+_MOST_SCORED = 6  # responses to held-out prompts
 
 VERSION = "select * from versions where version = {version} order by abandoned, attempt desc"
 SCORES = """
@@ -39,6 +42,33 @@ select prompt_id, any_value(prompt) as prompt,
 from trajectories where prompt_id in (from own) and searcher < {layout.IMPORTS}
 group by 1 order by here desc nulls last, prompt_id
 """
+CHOSEN = f"""
+with
+  own as (
+    select trajectory_id,
+        row_number() over (order by reward desc, trajectory_id) as from_best,
+        row_number() over (order by reward, trajectory_id) as from_worst
+    from trajectories
+    where version_start = {{version}} and version_start_attempt = {{attempt}} and searcher < {layout.IMPORTS}
+  ),
+  sorted as (
+    select *, case when from_best <= {{most}} then 'best' when from_worst <= {{most}} then 'worst' else 'random' end
+        as kind
+    from own
+  )
+select trajectory_id, kind from sorted
+qualify kind <> 'random' or row_number() over (partition by kind order by hash(trajectory_id)) <= {{most}}
+order by array_position(['best', 'random', 'worst'], kind), from_best
+"""
+EXAMPLES = """
+select trajectory_id, prompt_id, left(prompt, 2000) as prompt, left(response, 2000) as response, reward, length,
+    finished
+from trajectories where trajectory_id in (select unnest(?))
+"""
+SCORED = """
+select prompt_id, left(prompt, 2000) as prompt, left(response, 2000) as response, answer, reward
+from examples where version = {version} and attempt = {attempt} order by prompt_id limit {most}
+"""
 AROUND = """
 select (select max(version) from versions where version < {version}),
     (select min(version) from versions where version > {version})
@@ -55,6 +85,8 @@ def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
     generated = snapshot.ask(GENERATED.format(**place)).rows[0]
     first_step, last_step, steps = snapshot.ask(STEPS.format(**place)).rows[0]
     prompts = snapshot.rows(PROMPTS.format(**place, most=_MOST_PROMPTS))
+    examples = _examples(snapshot, place)
+    rewards = [it["reward"] for it in examples]
     return show(
         snapshot,
         addresses.version(number, attempt),
@@ -68,11 +100,23 @@ def page(snapshot: RunSnapshot, number: int, attempt: int | None) -> Markup:
         responses=generated[0],
         facts=_facts(version, generated),
         scores=snapshot.ask(SCORES.format(**place)),
+        examples=examples,
+        lowest=min(rewards, default=0.0),
+        highest=max(rewards, default=0.0),
+        scored=snapshot.rows(SCORED.format(**place, most=_MOST_SCORED)),
         prompts=prompts,
         compared=any(it["before"] is not None or it["after"] is not None for it in prompts),
         most=_MOST_PROMPTS,
         query=f"select * from trajectories where version_start = {number}",
     )
+
+
+def _examples(snapshot: RunSnapshot, place: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the best and the worst trajectories that began with a version, and some of the others, chosen by a hash of
+    their names. Each has its `kind`. The texts of all other trajectories are not read."""
+    chosen = dict(snapshot.ask(CHOSEN.format(**place, most=_EXAMPLES)).rows)
+    found = {it["trajectory_id"]: it for it in snapshot.rows(EXAMPLES, [list(chosen)])} if chosen else {}
+    return [{**found[name], "kind": kind} for name, kind in chosen.items()]
 
 
 def _facts(version: dict[str, Any], generated: tuple[Any, ...]) -> list[Fact]:

@@ -76,7 +76,7 @@ def test_what_a_model_writes_is_seen_and_never_runs(tmp_path: Path, browser: Bro
     doubled = HOSTILE.replace("'", "''")
     seen = HOSTILE.replace("\u202e", "U+202E").replace("\0", "U+0000")
     with serve(run) as site, open_page(browser) as page:
-        for path in ("/step/7", "/trajectory/0/2/1", "/trajectories", site.link("/prompt", id="train/0"),
+        for path in ("/step/7", "/trajectory/0/2/1", "/trajectories", "/version/0", site.link("/prompt", id="train/0"),
                      site.link("/trajectories", text=HOSTILE, where=f"response = '{HOSTILE}"),
                      site.link("/sql", query=f"select '{doubled}' as \"{HOSTILE[:20]}\"")):  # fmt: skip
             page.goto(site.url + path)

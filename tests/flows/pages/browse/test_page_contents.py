@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,8 +20,10 @@ from flows.pages.values import number
 from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
-from tests.support.builders import make_shard
+from tba.types import Score, Version
+from tests.support.builders import make_example, make_shard
 from tests.support.flows.site import Site, Whole, links, one, serve
 from tests.support.storage.synthetic import SyntheticRun, copy_run, make_live_run, make_run
 
@@ -177,6 +180,29 @@ def test_a_response_from_elsewhere_is_not_said_to_be_a_searchers(tmp_path: Path)
         assert "by searcher" not in said and "began the response" not in said
         assert "began the response" in site.text("/trajectory/0/0/0")
         assert f"Searchers began {begun} trajectories with this version" in site.text("/version/0")
+
+
+def test_a_version_shows_its_best_and_worst_responses_and_some_of_the_others(tmp_path: Path):
+    """The rewards of the run's own responses are between 0 and 1."""
+    run = make_live_run(str(tmp_path))
+    rewards = {"best": [9.0, 8.0, 7.0], "random": [float(it) for it in range(2, 7)], "worst": [-7.0, -8.0, -9.0]}
+    shard = make_shard({"train/0": [it for given in rewards.values() for it in given]}, searcher=7, version=1)
+    Trajectories(run).append(7, 0, [replace(it, response=f"<b>{it.reward:g}</b>") for it in shard])
+    scored = [make_example(Version(1, 1), step=2, response="<i>held out</i>")]
+    score = Score(version=Version(1, 1), step=2, metric="greedy", value=1.0, n=1, seconds=0.0)
+    Evaluations(run).write([score], scored)
+    with serve(run) as site:
+        body = site.ask("/version/1")[2]
+    table = body.split("Examples of its responses")[1].split("</table>")[0]
+    cells = [row.split("</td>") for row in table.split("<tr><td>")[1:]]
+    shown = [(kind, float(re.sub("<.*?>", "", reward).replace("−", "-"))) for kind, reward, *_ in cells]
+    assert [it for it in shown if it[0] != "random"] == [
+        *(("best", it) for it in rewards["best"]), *(("worst", it) for it in rewards["worst"])
+    ]  # fmt: skip
+    assert sum(kind == "random" for kind, _ in shown) == 3
+    assert all(-7 < reward < 7 for kind, reward in shown if kind == "random")
+    assert "&lt;b&gt;9&lt;/b&gt;" in table and "<b>" not in table
+    assert "&lt;i&gt;held out&lt;/i&gt;" in body and "<i>held" not in body
 
 
 @pytest.mark.parametrize(
