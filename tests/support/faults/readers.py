@@ -9,6 +9,7 @@ from storage.log.ledger import read_entries
 from storage.log.prompts import read_prompts
 from storage.log.sync_records import read_chain
 from storage.maintenance.compactor import compact
+from storage.runs.arithmetic import find_arithmetic
 from storage.runs.attempts import chain
 from storage.runs.control import read_state
 from storage.runs.events import read_events
@@ -54,6 +55,7 @@ READERS: Mapping[str, Callable[[Run], Any]] = {
     "checkpoints": load_checkpoints,
     "syncs": read_chain,
     "attempts": chain,
+    "arithmetic": lambda run: find_arithmetic(run, 2),
     "prompts": lambda run: [read_prompts(run, split) for split in ("train", "test")],
     "steps": read_ledger,
     "draws": read_ledger,
