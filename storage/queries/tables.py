@@ -73,11 +73,14 @@ EVENTS = pa.schema(
     }
 )  # fmt: skip
 SETTINGS = pa.schema({"name": pa.string(), "value": pa.string()})
+ARITHMETIC = pa.schema(
+    {"compute_dtype": pa.string(), "device": pa.string(), "threads": pa.int32(), "torch": pa.string()}
+)
 ATTEMPTS = pa.schema(
-    {
-        "attempt": pa.int32(), "continues_sync": pa.int32(), "continues_attempt": pa.int32(), "created_at": TIME,
-        "compute_dtype": pa.string(), "device": pa.string(), "threads": pa.int32(), "torch": pa.string(),
-    }
+    [
+        pa.field("attempt", pa.int32()), pa.field("continues_sync", pa.int32()),
+        pa.field("continues_attempt", pa.int32()), pa.field("created_at", TIME), *ARITHMETIC,
+    ]
 )  # fmt: skip
 VERSION_STEPS = pa.schema({"version": pa.int32(), "attempt": pa.int32(), "step": pa.int32()})
 
@@ -148,6 +151,11 @@ def fitting(rows: Iterable[Row], schema: pa.Schema) -> list[Row]:
     rows = list(rows)
     pa.Table.from_pylist(rows, schema)
     return rows
+
+
+def arithmetic_row(key: str, data: bytes) -> Row:
+    """Return the columns of an attempt that say how it computed. Raise Damaged if they do not fit `ARITHMETIC`."""
+    return fitting([asdict(arithmetic.decode(data, key, layout.parse_arithmetic(key) or 0))], ARITHMETIC)[0]
 
 
 def rows_of(
@@ -308,8 +316,7 @@ def attempts(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
     computed: dict[int, Row] = {}
     for key, data in snapshot.read_all(layout.ARITHMETIC, damage):
         with damage.looking_at(key):
-            attempt = layout.parse_arithmetic(key) or 0
-            computed[attempt] = asdict(arithmetic.decode(data, key, attempt))
+            computed[layout.parse_arithmetic(key) or 0] = arithmetic_row(key, data)
     rows = rows_of(snapshot, layout.ATTEMPTS, ATTEMPTS, damage, _attempt)
     for row in rows:
         row |= computed.get(row["attempt"], {})

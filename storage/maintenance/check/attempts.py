@@ -8,7 +8,6 @@ from storage.maintenance.check.context import CheckContext
 from storage.objects import records
 from storage.queries import tables
 from storage.queries.tables import fitting
-from storage.runs import arithmetic
 from storage.runs.attempts import Attempt, Span, chain, read_attempt
 from tba.errors import Damaged, Missing
 from tba.types import Version
@@ -32,7 +31,7 @@ def check_attempts(context: CheckContext) -> tuple[list[Attempt], list[Span]]:
             findings.report(layout.attempt(number), "is missing")
     for key in context.listed[layout.ARITHMETIC]:
         with findings.looking_at(key):
-            arithmetic.decode(context.records.read(key), key, layout.parse_arithmetic(key) or 0)
+            tables.arithmetic_row(key, context.records.read(key))
     try:
         with records.reading(layout.ATTEMPTS):
             return attempts, chain(context.run)

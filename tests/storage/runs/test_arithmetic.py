@@ -36,14 +36,18 @@ def test_the_view_of_attempts_has_it_where_it_is_stored(tmp_path: Path):
     assert found == [(1, None, None, None, None), (2, "bfloat16", "cpu", 3, "2.13.0")]
 
 
-@pytest.mark.parametrize(("changes", "named"), [({"threads": "3"}, "threads"), ({"attempt": 7}, "another attempt, 7")])
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"threads": "3"}, "threads"), ({"attempt": 7}, "another attempt, 7"), ({"threads": 2**70}, "")],
+)
 def test_a_record_that_says_something_else_is_refused_and_found(tmp_path: Path, changes: dict, named: str):
     run = copy_run(make_run(str(tmp_path)), tmp_path / "copy")
     assert check(run).problems == []
     key = layout.arithmetic(2)
     rewrite(Path(run.url, key), **changes)
-    with pytest.raises(Damaged, match=named):
-        find_arithmetic(run, 2)
+    if named:
+        with pytest.raises(Damaged, match=named):
+            find_arithmetic(run, 2)
     assert [it.key for it in check(run).problems] == [key]
     with storage.connect(run) as con:
         assert con.execute("select key from damage").fetchall() == [(key,)]
