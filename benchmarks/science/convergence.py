@@ -68,6 +68,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "clip_low": 1.0,
     },
     "M2PO": {"name": "m2po"},
+    "BAPO": {"name": "bapo"},
     "AsymRE": {"name": "rloo", "penalty": "none", "baseline_shift": -0.1},
     "PPO": {"name": "ppo"},
     "PPO, no clipping": {"name": "ppo", "clip_low": 1.0, "clip_high": 1e9},

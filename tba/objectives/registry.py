@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tba.objectives.objective import Objective
 from tba.objectives.online_dpo import OnlineDPO
+from tba.objectives.policy_gradients.bapo import BAPO
 from tba.objectives.policy_gradients.grpo import GRPO, DrGRPO
 from tba.objectives.policy_gradients.m2po import M2PO
 from tba.objectives.policy_gradients.ppo import PPO

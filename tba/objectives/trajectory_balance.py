@@ -17,6 +17,10 @@ where mu sampled the response. A step then moves towards a geometric mixture of 
 data is old. At mu = pi the residual is 1 - lambda times that of the target. So the policy ends at the target, for every
 lambda below 1, if the data gets newer with it. Old data that stays in the buffer holds the policy back.
 
+A measured lambda is 1 - ESS / K for each group, where ESS = (sum of rho)^2 / sum of rho^2 is the effective number of
+its K responses, with rho = pi / mu. It is 0 on policy, where the loss is that of plain trajectory balance, and at most
+1 - 1 / K, where a single response has all the weight.
+
 Residuals can have weights w, which are constants: the loss is the mean of w delta^2, and log Z a mean with the weights
 w. Any positive weights keep the target. Those of `tba/objectives/weights/` let a response count little once it has
 become unlikely under the policy.
@@ -72,10 +76,12 @@ class TrajectoryBalance(Objective):
     the default is refused unless `log_z` is `learned`."""
     anchor: Anchor = "reference"
     """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
-    behaviour_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    behaviour_share: Annotated[float, Field(ge=0, lt=1)] | Literal["measured"] = 0.0
     """Lambda: how much the policy that sampled a response counts in the target of a step. Higher values take shorter
     steps from old data. The final target is the same if the data gets newer and newer, as with
-    `sampling.recent_share=1`; old data that stays in the buffer holds the policy back. 0 leaves that policy out."""
+    `sampling.recent_share=1`; old data that stays in the buffer holds the policy back. 0 leaves that policy out.
+    `measured` takes, for each group, 1 minus the effective share of its responses: 0 for responses of the policy
+    itself, and more the further it has moved since they were sampled."""
     weights: Weights = "equal"
     """Weight of each response in the loss and in log Z. `equal`: 1. `ratio`: the probability of the response under the
     policy divided by that under the policy that sampled it, at most `weight_cap`. `mean-ratio`: the same as the
@@ -92,7 +98,7 @@ class TrajectoryBalance(Objective):
 
     @property
     def needs_tokens(self) -> bool:
-        return self.anchor == "behaviour" or self.behaviour_share > 0 or self.weights != "equal"
+        return self.anchor == "behaviour" or self.behaviour_share != 0 or self.weights != "equal"
 
     @property
     def has_residuals(self) -> bool:
@@ -124,6 +130,10 @@ class TrajectoryBalance(Objective):
 
     def loss(self, groups: Groups, *, beta: float) -> Loss:
         weight_PK, metrics = self._weights(groups)
+        share = self.behaviour_share
+        if share == "measured":
+            share = measured_share(groups.logp_PK, groups.anchor_logp_PK("behaviour"))
+            metrics["behaviour_share"] = share.mean()
         loss = trajectory_balance(
             groups.logp_PK,
             groups.anchor_logp_PK(self.anchor),
@@ -132,7 +142,7 @@ class TrajectoryBalance(Objective):
             log_z=groups.needed("log_z_P") if self.log_z == "learned" else self.log_z,
             reference_power=groups.reference_power,
             behaviour_logp_PK=groups.anchor_logp_PK("behaviour") if self.behaviour_share else None,
-            behaviour_share=self.behaviour_share,
+            behaviour_share=share,
             weight_PK=weight_PK,
         )
         metrics |= {name: value for name, value in loss.metrics.items() if name != "log_ratio_mean"}
@@ -212,12 +222,13 @@ def trajectory_balance(
     log_z: LogZ | Tensor = "group",
     reference_power: float = 1.0,
     behaviour_logp_PK: Tensor | None = None,
-    behaviour_share: float = 0.0,
+    behaviour_share: float | Tensor = 0.0,
     weight_PK: Tensor | None = None,
 ) -> Loss:
     """Return the mean square of the residual `log Z + log pi - reference_power x log pi_ref - reward / beta`. With
-    `behaviour_share` s, `s x log mu` is subtracted too, and the last two terms are multiplied by `1 - s`. With weights,
-    each square is multiplied by its weight, and log Z is a mean with these weights.
+    `behaviour_share` s, `s x log mu` is subtracted too, and the last two terms are multiplied by `1 - s`. s may be
+    a tensor with a number for each group, [P]. With weights, each square is multiplied by its weight, and log Z is a
+    mean with these weights.
 
     Log-probabilities are sums over the tokens of a response, both at the temperature of the run. `leave-one-out`
     estimates the log Z of a response from the other K - 1 responses. This multiplies residuals and gradient by
@@ -228,9 +239,10 @@ def trajectory_balance(
     _check_options(logp_PK, behaviour_logp_PK, behaviour_share, weight_PK, log_z)
     log_ratio_PK = logp_PK - reference_power * ref_logp_PK
     target_PK = reward_PK / beta
+    share = behaviour_share[:, None] if isinstance(behaviour_share, torch.Tensor) else behaviour_share
     if behaviour_logp_PK is not None:
-        pull_PK = (1 - behaviour_share) * reference_power * ref_logp_PK + behaviour_share * behaviour_logp_PK
-        log_ratio_PK, target_PK = logp_PK - pull_PK, (1 - behaviour_share) * target_PK
+        pull_PK = (1 - share) * reference_power * ref_logp_PK + share * behaviour_logp_PK
+        log_ratio_PK, target_PK = logp_PK - pull_PK, (1 - share) * target_PK
     estimate_PK = (target_PK - log_ratio_PK).detach()
     learned = isinstance(log_z, torch.Tensor)
     log_z_P1 = log_z[:, None] if isinstance(log_z, torch.Tensor) else _mean(estimate_PK, weight_PK)
@@ -250,8 +262,16 @@ def trajectory_balance(
     if learned:
         metrics["residual_mean"] = detached_PK.mean()
     square_PK = residual_PK.square() if weight_PK is None else weight_PK * residual_PK.square()
-    advantage_PK = -beta / (1 - behaviour_share) * detached_PK
+    advantage_PK = -beta / (1 - share) * detached_PK
     return Loss(square_PK.mean(), metrics, advantage_PK, detached_PK, log_z_P)
+
+
+def measured_share(logp_PK: Tensor, behaviour_logp_PK: Tensor) -> Tensor:
+    """Return a behaviour share for each group, [P]: 1 minus the effective share of its responses, without gradient. It
+    is at least 0, and at most 1 - 1 / K."""
+    log_ratio_PK = (logp_PK - behaviour_logp_PK).detach()
+    log_number_P = 2 * log_ratio_PK.logsumexp(dim=1) - (2 * log_ratio_PK).logsumexp(dim=1)
+    return (1 - log_number_P.exp() / log_ratio_PK.shape[1]).clamp(min=0)
 
 
 def _mean(value_PK: Tensor, weight_PK: Tensor | None) -> Tensor:
@@ -276,13 +296,14 @@ def _check(logp_PK: Tensor, ref_logp_PK: Tensor, reward_PK: Tensor, beta: float)
 def _check_options(
     logp_PK: Tensor,
     behaviour_logp_PK: Tensor | None,
-    behaviour_share: float,
+    behaviour_share: float | Tensor,
     weight_PK: Tensor | None,
     log_z: LogZ | Tensor,
 ) -> None:
-    if not 0 <= behaviour_share < 1:
+    is_measured = isinstance(behaviour_share, torch.Tensor)
+    if not is_measured and not 0 <= behaviour_share < 1:
         raise ValueError(f"behaviour_share must be at least 0 and below 1, got {behaviour_share}")
-    if (behaviour_share > 0) != (behaviour_logp_PK is not None):
+    if (is_measured or behaviour_share > 0) != (behaviour_logp_PK is not None):
         raise ValueError(
             "log-probabilities under the sampling policy are needed exactly if behaviour_share is above 0, got "
             f"behaviour_share = {behaviour_share}"

@@ -34,6 +34,7 @@ BETAS = Ladder("objective.beta_end", (0.0125, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
 SHARES = Ladder("objective.behaviour_share", (0.2, 0.5, 0.8, 0.9, 0.95), 2)
 CLIPS = Ladder("objective.clip_high", (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4), 2)
 MOMENTS = Ladder("objective.second_moment", (0.0025, 0.01, 0.04, 0.16, 0.64), 2)
+CONTRIBUTIONS = Ladder("objective.positive_contribution", (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), 2)
 SHIFTS = Ladder("objective.baseline_shift", (-0.8, -0.4, -0.2, -0.1, -0.05), 3)
 
 
@@ -46,10 +47,12 @@ class Study:
     sign: int  # 1 if higher results are better, -1 if lower ones are
     examinations: int  # evenly spaced over the steps
     goal: float | None = None  # the result whose cost is reported
+    steps: int = STEPS
+    settings: Mapping[str, Any] = field(default_factory=dict)  # changes to `BASE` in all runs
 
     @property
     def examined(self) -> Sequence[int]:
-        return range(STEPS // self.examinations, STEPS + 1, STEPS // self.examinations)
+        return range(self.steps // self.examinations, self.steps + 1, self.steps // self.examinations)
 
 
 STUDIES: Mapping[str, Study] = {
@@ -88,6 +91,7 @@ ARMS: Mapping[str, Arm] = {
     "TB, weighted, half from all data, not tuned": Arm({**WEIGHTED, **REPLAYED}, rate=Ladder(RATE.setting, (3e-4,), 0)),
     "Proximal TB": Arm({}, SHARES),
     "Proximal TB, weighted": Arm(WEIGHTED, SHARES),
+    "Proximal TB, share from the data": Arm({"objective.behaviour_share": "measured"}, BETAS),
     "TB, anchored at what sampled": Arm({"objective.anchor": "behaviour"}, BETAS),
     "TBA'": Arm({"objective.name": "tba-prime", "objective.reference_reset": 50}, BETAS),
     "Dr. GRPO": Arm({"objective.name": "dr-grpo"}, CLIPS),
@@ -95,6 +99,7 @@ ARMS: Mapping[str, Arm] = {
     "CISPO": Arm({"objective.name": "dr-grpo", **CISPO}, CLIPS),
     "ScaleRL": Arm(SCALE_RL, CLIPS),
     "M2PO": Arm({"objective.name": "m2po"}, MOMENTS),
+    "BAPO": Arm({"objective.name": "bapo"}, CONTRIBUTIONS),
     "AsymRE": Arm({"objective.name": "rloo", "objective.penalty": "none"}, SHIFTS),
     "RLOO, no penalty": Arm({"objective.name": "rloo", "objective.penalty": "none"}),
     "Proximal RLOO": Arm({"objective.name": "proximal-rloo"}, CLIPS),
@@ -122,7 +127,7 @@ class Run:
         if "objective.beta_end" in changes:
             changes["objective.beta_start"] = changes["objective.beta_end"]
         own = {"task.name": study.task, "seed": self.seed, "sync.lag": self.lag, "sync.keep_versions": self.lag + 2}
-        return preset("quickstart").replace({**BASE, **own, **changes})
+        return preset("quickstart").replace({**BASE, "training.steps": study.steps, **study.settings, **own, **changes})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,22 +1,18 @@
 """M2PO (arXiv:2510.01161): a policy gradient for old data, which leaves out the tokens whose ratio is furthest from 1.
 
-    L = - mean over tokens of keep rho A,      A = (r - mean of r) / (std of r + 1e-4),      rho = pi / mu
-
 The tokens with the largest (log rho)^2 are left out one after the other, until the mean of (log rho)^2 over the others
-is at most `second_moment`. Tokens with equal squares are treated alike. The mean is over the tokens of the whole batch,
-so the batch is read once more, without gradients, before the loss is computed. Tokens that are left out count in the
-divisor.
+is at most `second_moment`. Tokens with equal squares are treated alike. The loss is that of
+`tba/objectives/policy_gradients/token_choice.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tba.objectives.groups import LARGEST, Estimates, Groups, Loss, equal_rewards
-from tba.objectives.objective import Objective
-from tba.objectives.policy_gradients.grpo import standardised
+from tba.objectives.policy_gradients.token_choice import TokenChoice
 from tba.runtime.lazy_torch import torch
 from tba.settings import settings
 
@@ -25,45 +21,17 @@ if TYPE_CHECKING:
 
 
 @settings
-class M2PO(Objective):
+class M2PO(TokenChoice):
     """A policy gradient with a bound on the second moment of log-ratios."""
 
     name: Literal["m2po"] = "m2po"
     second_moment: Annotated[float, Field(gt=0, le=100)] = 0.04
     """Largest mean of the squared log-ratios of tokens. Lower values leave out more tokens of old data."""
 
-    @property
-    def needs_whole_batch(self) -> bool:
-        return True
-
-    @property
-    def needs_tokens(self) -> bool:
-        return True
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.moves_reference
-
-    def estimates(self, groups: Groups, *, beta: float) -> Estimates:
-        """Return the advantage of each token: that of its response, or 0 if the token is left out."""
-        keep_PKT = within_second_moment(_log_ratio(groups).detach(), groups.mask_PKT, self.second_moment)
-        kept = keep_PKT.sum() / groups.mask_PKT.sum().clamp(min=1)
-        return Estimates(standardised(groups.reward_PK)[:, :, None] * keep_PKT, None, {"ratio_cut": 1 - kept})
-
-    def loss(self, groups: Groups, *, beta: float) -> Loss:
-        advantage_PKT, tokens_PK = groups.needed("advantage_PKT"), groups.tokens_PK.clamp(min=1)
-        ratio_PKT = _log_ratio(groups).clamp(-LARGEST, LARGEST).exp() * groups.mask_PKT
-        gain_PK = (ratio_PKT * advantage_PKT).sum(dim=2)
-        metrics = {
-            **groups.log_ratio_mean,
-            "equal_rewards": equal_rewards(groups.reward_PK),
-            "ratio_mean": (ratio_PKT.detach().sum(dim=2) / tokens_PK).mean(),
-        }
-        return Loss(-gain_PK.mean() / groups.mean_tokens, metrics, advantage_PKT.sum(dim=2) / tokens_PK)
-
-
-def _log_ratio(groups: Groups) -> Tensor:
-    return groups.logp_PKT - groups.needed("behaviour_logp_PKT")
+    def stays(
+        self, log_ratio_PKT: Tensor, advantage_PK: Tensor, mask_PKT: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return within_second_moment(log_ratio_PKT, mask_PKT, self.second_moment), {}
 
 
 def within_second_moment(log_ratio: Tensor, mask: Tensor, most: float) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.harness import toy
 from tba.objectives import Groups, Loss, TrajectoryBalance, trajectory_balance
+from tba.objectives.trajectory_balance import measured_share
 from tests.support.tba.objective_examples import BETA, OLD_NL, REF_NL, assert_close, gradient, groups_of, parameters
 
 REF_N, OLD_N = REF_NL.sum(1), OLD_NL.sum(1)
@@ -43,8 +44,8 @@ def test_a_step_aims_at_the_geometric_mixture_of_the_target_and_what_sampled(log
     assert (at_the_target.residual_PK.abs().max() > 0.1) == (share > 0)
 
 
-@pytest.mark.parametrize("weights", ["equal", "ratio"])
-def test_steps_from_ever_newer_data_end_at_the_target(weights):
+@pytest.mark.parametrize(("share", "weights"), [(0.5, "equal"), (0.5, "ratio"), ("measured", "equal")])
+def test_steps_from_ever_newer_data_end_at_the_target(share, weights):
     """Each round takes gradient steps on what the policy before it sampled; the target of plain trajectory balance is
     then reached, and the round before the last is still on the way."""
     logits_N, away = OLD_N.clone().requires_grad_(), []
@@ -54,7 +55,7 @@ def test_steps_from_ever_newer_data_end_at_the_target(weights):
 
         def loss(behaviour_N: Tensor = behaviour_N, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
             optimizer.zero_grad()
-            objective = TrajectoryBalance(behaviour_share=0.5, weights=weights)
+            objective = TrajectoryBalance(behaviour_share=share, weights=weights)
             value = objective.loss(flat(torch.log_softmax(logits_N, 0), behaviour_N), beta=BETA).value
             value.backward()
             return value
@@ -92,6 +93,39 @@ def flat(logp_N: Tensor, behaviour_N: Tensor, chosen_PK: Tensor | None = None) -
         ref_logp_PKT=REF_N[chosen_PK][:, :, None],
         behaviour_logp_PKT=behaviour_N[chosen_PK][:, :, None],
     )
+
+
+# --- A measured share ---
+
+
+def test_a_measured_share_follows_from_how_unequal_the_ratios_of_a_group_are():
+    """The ratios of the groups are 1, 1, 1, 1; 2, 2, 2, 2; 3, 1, 0, 0; and 0, 0, 0, e^40."""
+    log_PK = torch.tensor([[1.0] * 4, [2.0] * 4, [3.0, 1.0, 1e-30, 1e-30], [1e-30] * 3 + [math.exp(40)]]).log()
+    behaviour_PK = torch.full((4, 4), -7.0)
+    assert_close(measured_share(behaviour_PK + log_PK, behaviour_PK), torch.tensor([0, 0, 1 - 16 / 10 / 4, 0.75]), 1e-6)
+
+
+def test_with_a_measured_share_each_group_has_the_loss_of_its_own_share():
+    logits, chosen_PK, reward_PK = parameters(), toy.draw(16, 4, 5), toy.random_rewards(17, 4, 5)
+    ratio_PK = weights_of(logits, chosen_PK, math.inf)
+    share_P = 1 - ratio_PK.sum(1).square() / ratio_PK.square().sum(1) / 5
+    assert share_P.max() - share_P.min() > 0.1
+    found = loss_of(logits, chosen_PK, reward_PK, behaviour_share="measured")
+    groups = [
+        loss_of(logits, chosen_PK[p : p + 1], reward_PK[p : p + 1], behaviour_share=float(share))
+        for p, share in enumerate(share_P)
+    ]
+    assert_close(found.value, torch.stack([it.value for it in groups]).mean())
+    assert_close(gradient(found, logits), torch.stack([gradient(it, logits) for it in groups]).mean(0))
+    assert_close(found.advantage_PK, torch.cat([it.advantage_PK for it in groups]))
+    assert_close(found.metrics["behaviour_share"], share_P.mean())
+
+
+def test_on_policy_a_measured_share_is_plain_trajectory_balance():
+    logits, chosen_PK, reward_PK = parameters(), toy.draw(18, 3, 4), toy.random_rewards(19, 3, 4)
+    groups = groups_of(logits, chosen_PK, reward_PK)
+    found, expected = (TrajectoryBalance(behaviour_share=it).loss(groups, beta=BETA) for it in ("measured", 0.0))
+    assert_close(gradient(found, logits), gradient(expected, logits))
 
 
 # --- The gradient of one batch ---
@@ -180,7 +214,7 @@ def test_equal_responses_of_different_policies_have_a_gradient_only_with_a_behav
     assert TrajectoryBalance(weights="ratio").has_no_gradient(reward_PK, equal_P).all()
 
 
-@pytest.mark.parametrize("chosen", [{"behaviour_share": 0.5}, {"weights": "ratio"}])
+@pytest.mark.parametrize("chosen", [{"behaviour_share": 0.5}, {"behaviour_share": "measured"}, {"weights": "ratio"}])
 def test_both_need_the_log_probabilities_of_what_sampled(chosen):
     assert TrajectoryBalance(**chosen).needs_tokens and not TrajectoryBalance().needs_tokens
 
@@ -191,6 +225,8 @@ def test_both_need_the_log_probabilities_of_what_sampled(chosen):
         ({"behaviour_share": 1.0}, "less than 1"),
         ({"weight_cap": 2.0}, r"objective\.weight_cap does not apply where objective\.weights is 'equal'"),
         ({"weights": "ratio", "log_z": "leave-one-out"}, r"objective\.log_z must be 'group' or 'learned' where"),
+        ({"behaviour_share": "lag"}, "measured"),
+        ({"behaviour_share": "measured", "log_z": "learned"}, r"objective\.behaviour_share must be 0 where"),
         ({"behaviour_share": 0.5, "log_z": "learned"}, r"objective\.behaviour_share must be 0 where objective\.log_z"),
         ({"behaviour_share": 0.5, "anchor": "behaviour"}, r"objective\.behaviour_share does not apply where"),
     ],

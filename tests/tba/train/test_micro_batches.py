@@ -39,6 +39,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "objective__normaliser": "group",
     },
     "weighted by the ratio": {"objective__weights": "ratio", "objective__behaviour_share": 0.5},
+    "with a measured share": {"objective__behaviour_share": "measured"},
     "rloo for whole responses": {"objective__name": "proximal-rloo", "objective__include_eos": False},
 }
 
