@@ -14,7 +14,6 @@ from benchmarks.science.old_data.arms import (
     PROMPTS,
     RESPONSES,
     SEEDS,
-    STEPS,
     Row,
     Study,
     make_run,
@@ -83,7 +82,7 @@ def picture(study: Study, rows: Sequence[Row]) -> str:
         line(name, {math.log2(lag + 1): [row.result for row in cells[name, lag].rows] for lag in LAGS})
         for name in DRAWN
     ]
-    title = f"{_said(study)} after {STEPS * PER_STEP:,} trajectories"
+    title = f"{_said(study)} after {study.steps * PER_STEP:,} trajectories"
     return Chart(title, [it for it in lines if it.points], x_name="log2(lag + 1)").picture()
 
 
@@ -153,7 +152,7 @@ def _gap(lag: int, cell: Cell) -> str:
 def _results(study: Study, cells: Cells) -> Iterator[str]:
     yield from _section(
         "Result by lag",
-        f"The result is `{_said(study)}` after {STEPS * PER_STEP:,} trajectories, "
+        f"The result is `{_said(study)}` after {study.steps * PER_STEP:,} trajectories, "
         f"{'higher' if study.sign > 0 else 'lower'} is better. The table shows mean and standard error over "
         f"{len(SEEDS)} seeds, or over as many as the cell says. A run that failed counts with its last result.",
     )
@@ -176,7 +175,7 @@ def _settings(study: Study, cells: Cells) -> Iterator[str]:
         "ladder: a better one may lie outside. *Searching* says how many runs a search has made that has not ended.",
     )
     head = "learning rate, second setting"
-    yield from _table(head, _measured(cells), LAGS, lambda name, lag: _setting(name, cells[name, lag]))
+    yield from _table(head, _measured(cells), LAGS, lambda name, lag: _setting(study, name, cells[name, lag]))
     yield from _section(
         "Results on the seeds of the search",
         "The mean result of the chosen setting on the seeds that chose it. It is too good, because the best of several "
@@ -189,14 +188,14 @@ def _tuned(cell: Cell) -> str:
     return "" if cell.tuned is None else f"{cell.tuned:.3f}"
 
 
-def _setting(name: str, cell: Cell) -> str:
+def _setting(study: Study, name: str, cell: Cell) -> str:
     if cell.chosen is None:
         return f"searching, {cell.tried} runs" if cell.tried else ""
     if not cell.tried and not cell.rows:
         return ""
     values = [
         f"{ladder.values[rung]:g}" + (" edge" if len(ladder.values) > 1 and rung in (0, len(ladder.values) - 1) else "")
-        for ladder, rung in zip(search_of(name).ladders, cell.chosen, strict=True)
+        for ladder, rung in zip(search_of(study, name).ladders, cell.chosen, strict=True)
         if ladder.setting
     ]
     return ", ".join(values) + (f" ({cell.failed} of its runs failed)" if cell.failed else "")
