@@ -15,7 +15,10 @@ import storage
 import tba
 
 # Only processes that do the work of a role import these modules, which may import torch.
-HEAVY = {"flows.roles.wiring", "flows.roles.model_loading", "flows.roles.repeat_steps", "flows.roles.role"}
+HEAVY = {
+    "flows.roles.wiring", "flows.roles.model_loading", "flows.roles.number_format", "flows.roles.repeat_steps",
+    "flows.roles.role",
+}  # fmt: skip
 LIGHT = sorted(
     {m.name for package in (storage, flows) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}
     - HEAVY
