@@ -66,6 +66,14 @@ def add_gpus(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_external_trainer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--external-trainer",
+        action="store_true",
+        help="do not start the trainer: something else starts it, such as torchrun, Slurm or Kubernetes",
+    )
+
+
 def read_changes(options: argparse.Namespace) -> dict[str, Any]:
     return dict(_change(text) for texts in options.changes for text in texts)
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from flows.commands.arguments import DONE, RUN_HELP, add_gpus, explain, open_run
+from flows.commands.arguments import DONE, RUN_HELP, add_external_trainer, add_gpus, explain, open_run
 from flows.commands.run import supervise
 from tba.errors import ConfigError
 
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     add_gpus(parser, "refuse to resume if the run does not fit by its plan of memory")
+    add_external_trainer(parser)
     parser.add_argument("--set", nargs="*", dest="changes", help=argparse.SUPPRESS)  # refused below
 
 
@@ -44,7 +45,7 @@ def command(options: argparse.Namespace) -> int:
         return DONE
     _plan(run, options.gpus)
     run, _ = create.resume(run.url)
-    return supervise(run)
+    return supervise(run, external_trainer=options.external_trainer)
 
 
 def _plan(run: "Run", asked: str | None) -> None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from flows.commands.arguments import DONE, add_gpus, add_set, explain, read_changes
+from flows.commands.arguments import DONE, add_external_trainer, add_gpus, add_set, explain, read_changes
 
 if TYPE_CHECKING:
     from storage.runs.run import Run
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--searchers", type=int, help="number of searchers")
     parser.add_argument("--seed", type=int, help="seed of everything random")
     add_gpus(parser, "change settings so that the run fits by its plan of memory; settings of --set stay")
+    add_external_trainer(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what the settings mean and start nothing")
 
 
@@ -56,16 +57,17 @@ def command(options: argparse.Namespace) -> int:
         return DONE
     for warning in fit_to_gpus.warnings_here(config):
         print(f"warning: {warning}", file=sys.stderr)
-    return supervise(create.start(config, options.root, options.name, created_by="tba run", task=options.task))
+    run = create.start(config, options.root, options.name, created_by="tba run", task=options.task)
+    return supervise(run, external_trainer=options.external_trainer)
 
 
-def supervise(run: "Run") -> int:
+def supervise(run: "Run", *, external_trainer: bool = False) -> int:
     """Keep a run's roles alive on this machine until the run has finished. Then print the last scores, and where to
-    look next."""
+    look next. With `external_trainer`, something else starts the trainer."""
     from flows.pages.markdown import last_scores, where_next
     from flows.supervision.terminal import run_here
 
     print(f"run {run.name} at {run.url}", file=sys.stderr)
-    run_here(run)
+    run_here(run, external_trainer=external_trainer)
     print(f"{last_scores(run)}\n\n{where_next(run)}")
     return DONE

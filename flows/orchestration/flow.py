@@ -49,6 +49,7 @@ def tba(
     resume: bool = False,
     overrides: dict[str, Any] | None = None,
     gpus: str | None = None,
+    external_trainer: bool = False,
 ) -> str | State[Any]:
     """Train on a task until the run has finished, and return the run's URL.
 
@@ -61,12 +62,12 @@ def tba(
         steps: Number of gradient steps.
         searchers: Number of searchers that generate in parallel; with 0 the run trains on imported responses only.
         seed: Seed of everything random.
-        launcher: `local` starts all roles on the machine of this flow; `deployments` starts them on the workers of
-            the work pools gpu-search and gpu-train.
+        launcher: `local` starts all roles on this flow's machine, `deployments` on workers of gpu-search and gpu-train.
         resume: Continue a run that was interrupted or stopped.
         overrides: Any other settings by their dotted names, such as {"training.learning_rate": 1e-5}.
         gpus: GPUs on which the run has to fit, such as 1x24 or 8x80 (number and GiB of each), or `here`: settings that
             are not given are changed accordingly. With `resume`, a run that does not fit is refused.
+        external_trainer: Start no trainer: something else does, such as torchrun or flow runs of `trainer-node`.
     """
     name, root = run_name(task, run), resolve.lasting(root or default_root())
     if resume or is_another_go(name, root):
@@ -91,7 +92,7 @@ def tba(
         config = settings_of(task, overrides, launcher, gpus, steps=steps, searchers=searchers, seed=seed)
         subject = create.start(config, root, name, created_by=this_flow_run(), task=task)
     try:
-        look_after(subject, config, launcher, task)
+        look_after(subject, config, launcher, task, external_trainer=external_trainer)
     except Stopped as stopped:
         return Cancelled(message=f"{stopped}; it can be resumed: {subject.url}")
     except Superseded as superseded:
@@ -110,12 +111,14 @@ def settings_of(
     return config.replace(fit_to_gpus.fit(config, gpus, resolve.changed_settings(overrides, flat), runs_here=here)[1])
 
 
-def look_after(run: Run, config: Config, launcher: str, task: str) -> None:
+def look_after(run: Run, config: Config, launcher: str, task: str, *, external_trainer: bool = False) -> None:
     """Start the roles, watch them until the run ends, and report to Prefect."""
-    deployed = launcher == "deployments"
-    launch: Launcher = DeploymentLauncher(run, config, task) if deployed else local_launcher(run, config)
+    if launcher == "deployments":
+        launch: Launcher = DeploymentLauncher(run, config, task)
+    else:
+        launch = local_launcher(run, config, trains=not external_trainer)
     with Reports(run, config) as reports:
-        work = partial(supervise, run, launch, config, on_look=reports.look)
+        work = partial(supervise, run, launch, config, on_look=reports.look, external_trainer=external_trainer)
         with Background(work, within=SECONDS_LEFT, last=reports.log) as background:
             try:
                 for event in background.news():

@@ -180,6 +180,9 @@ class RoleKeeper:
         if watched.role not in self.roles.wanted():
             return  # the trainer has finished since `attend` was called
         seen, now = self.roles.lease_of(watched), time.monotonic()
+        if watched.is_external:
+            self._postpone(watched, "something else starts it, and has not done so", now)
+            return
         life_before = seen.lease.life if seen else 0
         number = max(watched.number, life_before, last_life(self.run, watched.role)) + 1
         try:
@@ -218,7 +221,9 @@ class RoleKeeper:
 
     def _delay_restart(self, watched: Watched, how: str, started: Started | None = None) -> None:
         """Count one end of the role, and report after how many seconds the role is started again. `started` is its
-        latest life, if this supervisor has started that life."""
+        latest life, if this supervisor has started that life. A role that something else starts is only waited for."""
+        if watched.is_external:
+            return
         never_began = started and started.kill and not started.has_begun(self.roles.lease_of(watched))
         without_lease = self.launcher.start_deadline if never_began else None
         delay = watched.restarts.spend(watched.name, how, time.monotonic(), seconds_without_lease=without_lease)

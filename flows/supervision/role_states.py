@@ -1,7 +1,7 @@
 """The roles of a run as their supervisor sees them: which are wanted, the state of each, and which are alive."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +63,9 @@ class Finished:
 class Watched:
     """One role, with its state and its restart budget."""
 
-    def __init__(self, role: Role, restarts: RestartBudget):
+    def __init__(self, role: Role, restarts: RestartBudget, *, is_external: bool = False):
         self.role, self.restarts = role, restarts
+        self.is_external = is_external  # something else starts the role
         self.state: Absent | Started | Elsewhere | Finished = Absent()
         self.number = 0  # number of the latest life that this supervisor has started or adopted
         self.draining: Draining | None = None  # set while a searcher lives that is not wanted any more
@@ -137,8 +138,16 @@ class WatchedRoles:
     """All roles of a run. Their state follows from their leases, the wanted state, and the lives that the supervisor
     has started."""
 
-    def __init__(self, run: Run, limits: LimitsConfig, first_delay: float, tell: Callable[..., None]):
-        self.run, self.limits, self.first_delay = run, limits, first_delay
+    def __init__(
+        self,
+        run: Run,
+        limits: LimitsConfig,
+        first_delay: float,
+        tell: Callable[..., None],
+        *,
+        external: Collection[Role] = (),  # roles that something else starts
+    ):
+        self.run, self.limits, self.first_delay, self.external = run, limits, first_delay, external
         self.watched: dict[Role, Watched] = {}
         self.seen: dict[str, Seen] = {}
         self.state = State()
@@ -165,7 +174,8 @@ class WatchedRoles:
 
     def know(self, role: Role) -> Watched:
         if role not in self.watched:
-            self.watched[role] = Watched(role, RestartBudget(self.limits, self.first_delay))
+            restarts = RestartBudget(self.limits, self.first_delay)
+            self.watched[role] = Watched(role, restarts, is_external=role in self.external)
         return self.watched[role]
 
     # What is wanted

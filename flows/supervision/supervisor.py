@@ -14,7 +14,7 @@ from typing import Any
 from flows.supervision.alarms import OperatingAlarms, lease_alarms
 from flows.supervision.interfaces import FAILED_WHY, Event, Launcher, StopRequest
 from flows.supervision.role_keeper import DONE_LEARNING, RoleKeeper
-from flows.supervision.role_states import WatchedRoles
+from flows.supervision.role_states import TRAINER, WatchedRoles
 from flows.supervision.stopping import StopLadder, Wait, forecast
 from flows.supervision.webhook import open_webhook
 from storage.runs.events import EventReader, Events
@@ -38,6 +38,7 @@ def supervise(
     should_stop: Callable[[], StopRequest | None] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_look: Callable[[Mapping[str, Seen]], None] = lambda seen: None,
+    external_trainer: bool = False,
     first_delay: float = 1.0,
 ) -> None:
     """Keep the roles of a run alive, and return when the run has finished. Raise Stopped if a stop was requested by
@@ -45,6 +46,9 @@ def supervise(
     failing. In both cases the stop ladder has first stopped the roles. Raise Superseded if another supervisor has taken
     over, and StorageError if the store could not be read for `limits.orphan_after` seconds. In these two cases the
     roles are left alone.
+
+    With `external_trainer`, something else starts the trainer, such as torchrun. The supervisor waits for each of its
+    lives, up to `limits.data_deadline` seconds, and adopts it by its lease. It starts no other.
 
     `on_event` is called with each event and `on_look` with the leases each time they are read. Both must return quickly
     and must not raise.
@@ -56,7 +60,7 @@ def supervise(
             if event.is_more_than_news:
                 webhook.tell(event.kind, event.message, event.severity, event.data)
 
-        supervisor = Supervisor(run, launcher, config, lease, should_stop, hear, on_look, first_delay)
+        supervisor = Supervisor(run, launcher, config, lease, should_stop, hear, on_look, external_trainer, first_delay)
         try:
             supervisor.run_until_finished()
         finally:
@@ -77,6 +81,7 @@ class Supervisor:
         should_stop: Callable[[], StopRequest | None],
         on_event: Callable[[Event], None],
         on_look: Callable[[Mapping[str, Seen]], None],
+        external_trainer: bool,
         first_delay: float,
     ):
         self.run, self.launcher, self.limits, self.lease = run, launcher, config.limits, lease
@@ -86,7 +91,8 @@ class Supervisor:
         self.operating = OperatingAlarms(config.alarms, lag=config.sync.lag or 0)
         self.alarms = Alarms(self.tell)
         self.store_alarm = Alarms(self.tell_of_store)
-        self.roles = WatchedRoles(run, config.limits, first_delay, self.tell)
+        external = [TRAINER] if external_trainer else []
+        self.roles = WatchedRoles(run, config.limits, first_delay, self.tell, external=external)
         self.keeper = RoleKeeper(run, launcher, config.limits, self.roles, self.tell)
 
     def run_until_finished(self) -> None:

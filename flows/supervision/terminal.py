@@ -22,12 +22,14 @@ from tba.errors import Stopped
 WORD_EVERY = 30.0  # seconds between two lines about the trainer's progress if the output is no terminal
 
 
-def run_here(run: Run) -> None:
+def run_here(run: Run, *, external_trainer: bool = False) -> None:
     """Keep a run's roles alive on this machine until the run has finished, and show its progress. Ctrl-C stops the
-    roles in order. A second Ctrl-C ends this process at once; the roles then stop by themselves."""
+    roles in order. A second Ctrl-C ends this process at once; the roles then stop by themselves. With
+    `external_trainer`, something else starts the trainer."""
     config = parse(run.config)
     with ending_on_sigterm(), Display(run, config) as display:
-        work = partial(supervise, run, local_launcher(run, config), config, on_look=display.look)
+        launcher = local_launcher(run, config, trains=not external_trainer)
+        work = partial(supervise, run, launcher, config, on_look=display.look, external_trainer=external_trainer)
         with Background(work, last=display.tell) as background:
             try:
                 for event in background.news():

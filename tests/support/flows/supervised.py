@@ -40,6 +40,7 @@ class Supervised(threading.Thread):
                 should_stop=lambda: self.request,
                 on_event=self.events.append,
                 on_look=self.seen.update,
+                external_trainer=self.options.get("external_trainer", False),
                 first_delay=0.1,
             )
         except BaseException as error:
