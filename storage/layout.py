@@ -280,7 +280,7 @@ def parse_life(key: str) -> tuple[str, int] | None:
 
 
 def role_name(role: str, index: int = 0) -> str:
-    return f"{role}-{index:03d}" if role == "searcher" else role
+    return f"{role}-{index:03d}" if role in ("searcher", "trainer-node") else role
 
 
 def is_part(key: str) -> bool:

@@ -127,9 +127,9 @@ def is_a_deployment(words: list[str]) -> None:
     """Check that the deployment is ours, and that its flow takes the parameters of the command."""
     flow, _, name = words[3].partition("/")
     assert f"<<: *{flow}, name: {name}" in (ROOT / "prefect.yaml").read_text()
-    module = {"tba": "flow", "compact": "upkeep"}[flow]
+    module = {"tba": "flow", "trainer-node": "role_flows", "compact": "upkeep"}[flow]
     defined = ast.parse((ROOT / f"flows/orchestration/{module}.py").read_text()).body
-    (function,) = (it for it in defined if isinstance(it, ast.FunctionDef) and it.name == flow)
+    (function,) = (it for it in defined if isinstance(it, ast.FunctionDef) and it.name == flow.replace("-", "_"))
     given = {it.partition("=")[0] for flag, it in pairwise(words) if flag == "--param"}
     assert given <= {it.arg for it in (*function.args.args, *function.args.kwonlyargs)}
 

@@ -20,7 +20,10 @@ from prefect.exceptions import PrefectHTTPStatusError
 
 SILENT_AFTER = timedelta(seconds=120)  # four heartbeats: prefect.yaml sets one every 30 s
 ANOTHER_GO_EVERY = timedelta(minutes=10)
-OURS = {"prefect.resource.role": "flow", "prefect.resource.name": ["tba", "searcher", "trainer", "evaluate"]}
+OURS = {
+    "prefect.resource.role": "flow",
+    "prefect.resource.name": ["tba", "searcher", "trainer", "trainer-node", "evaluate"],
+}
 
 
 def automations(tell: Block | None = None, *, silent_after: timedelta = SILENT_AFTER) -> list[AutomationCore]:

@@ -1,17 +1,19 @@
 """Run a supervisor in a thread of its own, so that the main thread stays free."""
 
 import contextvars
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from flows.supervision.gpus import Devices, usable
 from flows.supervision.interfaces import Event, StopRequest
-from flows.supervision.processes import LocalLauncher
+from flows.supervision.processes import LocalLauncher, Role
 from storage.runs.run import Run
 from tba.config import Config
+from tba.runtime.child import module_command
 
 REASONS = {
     "KeyboardInterrupt": "interrupted",
@@ -97,3 +99,19 @@ def local_launcher(run: Run, config: Config, *, trains: bool = True, generates: 
     per_engine = config.engine.gpus if generates else 1
     uuids = usable(config, per_engine, ranks)
     return LocalLauncher(run, devices=Devices(run.url, uuids=uuids, ranks=ranks, per_engine=per_engine))
+
+
+def node_launcher(run: Run, config: Config, ranks: int | None, place: Mapping[str, object]) -> LocalLauncher:
+    """Return a launcher for the ranks of one machine of a trainer on several machines (flows/roles/node.py). Without
+    `ranks` there is one rank for each GPU of this machine, or a single rank. `place` has the other options of the
+    command. Raise ConfigError if this machine has too few GPUs."""
+    uuids = usable(config, ranks=ranks or 1)
+    ranks = len(uuids) or 1 if ranks is None else ranks
+    options = [f"--{name}={value}" for name, value in {**place, "ranks": ranks}.items()]
+
+    def command(role: Role, url: str) -> list[str]:
+        return [*module_command("flows.roles.node"), url, *options]
+
+    launcher = LocalLauncher(run, command=command, devices=Devices(run.url, uuids=uuids, ranks=ranks))
+    launcher.start_deadline = math.inf  # the lease is that of the trainer: a machine has none of its own
+    return launcher

@@ -22,6 +22,9 @@ from tba.config import Config
 from tba.errors import ConfigError, RunFailed
 from tba.runtime.nvidia import cuda_of_torch, nvidia_devices, query_gpus, refuse_cpu, torch_finds_gpus
 
+TRAINERS = ("trainer", "trainer-node")
+"""The kinds of roles that hold the devices of a trainer."""
+
 
 class HeldDevices(NamedTuple):
     """Devices that are locked for one role. Start the role with the environment `variables` and the file descriptors
@@ -66,17 +69,17 @@ class Devices:
             return None
         with self._alone():
             locked = self._lock(needed := self.needed_by(kind))
-            wanted = self.ranks if kind == "trainer" else self.per_engine
+            wanted = self.ranks if kind in TRAINERS else self.per_engine
             kept = locked[:wanted] if len(locked) == needed else []
             for _, lock in locked[len(kept) :]:
                 os.close(lock)
-            marks = [self._mark(uuid) for uuid, _ in kept] if kind == "trainer" else []
+            marks = [self._mark(uuid) for uuid, _ in kept] if kind in TRAINERS else []
         return HeldDevices(tuple(uuid for uuid, _ in kept), (*(lock for _, lock in kept), *marks)) if kept else None
 
     def needed_by(self, kind: str) -> int:
         """Return how many devices `acquire` must lock at once before it gives any to a role of this kind. The trainer
         needs enough for an engine too, although it keeps only `ranks` of them."""
-        return max(self.ranks, self.per_engine) if kind == "trainer" else self.per_engine
+        return max(self.ranks, self.per_engine) if kind in TRAINERS else self.per_engine
 
     def _lock(self, count: int) -> list[tuple[str, int]]:
         """Lock up to `count` devices. Return their UUIDs and locks."""

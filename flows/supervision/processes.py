@@ -31,7 +31,7 @@ from storage.runs.run import Run
 from tba.errors import RunFailed
 from tba.runtime.child import module_command
 
-Kind = Literal["searcher", "trainer", "evaluator"]
+Kind = Literal["searcher", "trainer", "trainer-node", "evaluator"]
 _KINDS: dict[str, Kind] = {"searcher": "searcher", "trainer": "trainer", "evaluator": "evaluator"}
 Command = Callable[["Role", str], list[str]]
 

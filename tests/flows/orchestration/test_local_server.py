@@ -19,12 +19,14 @@ def test_the_server_offers_every_deployment_with_nothing_that_ties_it_to_a_machi
     found = stack.api.call("POST", "/deployments/filter", {})
     flows = {flow["id"]: flow["name"] for flow in stack.api.call("POST", "/flows/filter", {})}
     names = {f"{flows[it['flow_id']]}/{it['name']}" for it in found}
-    by_task = {f"{flow}/{task}" for flow in ("tba", "searcher", "trainer", "evaluate") for task in PRESETS}
+    by_task = {
+        f"{flow}/{task}" for flow in ("tba", "searcher", "trainer", "trainer-node", "evaluate") for task in PRESETS
+    }
     assert names == {*by_task, "compact/compact", "retention/nightly"}
     pools = {flows[it["flow_id"]]: it["work_pool_name"] for it in found}
     assert pools == {
-        "tba": "tba", "searcher": "gpu-search", "trainer": "gpu-train", "evaluate": "gpu-search", "compact": "tba",
-        "retention": "tba",
+        "tba": "tba", "searcher": "gpu-search", "trainer": "gpu-train", "trainer-node": "gpu-train",
+        "evaluate": "gpu-search", "compact": "tba", "retention": "tba",
     }  # fmt: skip
     for deployment in found:
         assert deployment["entrypoint"].startswith("flows.")

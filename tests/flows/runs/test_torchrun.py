@@ -14,15 +14,19 @@ import pytest
 
 from benchmarks.harness.step_queries import DRAWS, LEDGER
 from benchmarks.harness.tiny_models import tiny_folder
+from flows.cli import main
 from flows.planning import create
 from flows.roles import leading_rank
 from storage import layout
 from storage.maintenance.check import check
+from storage.objects.open_store import open_store
 from storage.runs.control import change_state
+from storage.runs.leases import read_lease
 from storage.runs.rendezvous import find_rendezvous
 from storage.runs.run import Run
 from tests.support.flows.killed_runs import kill, role, rows, stored
 from tests.support.flows.live_roles import IN_STEP, check_nearly_same_steps, settings
+from tests.support.flows.roles import TINY, end_roles
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -114,4 +118,52 @@ def test_an_attempt_that_has_lost_a_rank_is_continued_by_another_number_of_ranks
     assert re.match(rf"RunFailed: rank 1 of the trainer \(pid {begun[0].pid} on \S+\) has given no sign", failed[0])
     assert [it.size for n in (1, 2) if (it := find_rendezvous(run, n))] == [2, 3]
     check_nearly_same_steps(run, automatic)
+    assert check(run).problems == []
+
+
+def tba(*arguments: str, log: Path) -> "subprocess.Popen[bytes]":
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def node(run: Run, ranks: int, log: Path) -> "subprocess.Popen[bytes]":
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", "flows.roles.node", run.url, f"--ranks={ranks}"]
+        return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def test_a_supervised_run_gets_more_searchers_and_after_a_stop_more_ranks(policy: Path, tmp_path: Path):
+    """The trainer waits for fresh trajectories at each sync, so it does not finish before it is asked to stop."""
+    steps, log = 60, tmp_path / "log"
+    url = layout.run_url(str(tmp_path), "r")
+    changes = {"model.path": policy, **TINY, "search.searchers": 1, "sampling.max_age": 2}
+    given = [f"{name}={value}" for name, value in changes.items()]
+    begin = ["run", "quickstart", "--root", str(tmp_path), "--name", "r", "--steps", str(steps)]
+    supervisor = tba(*begin, "--external-trainer", "--set", *given, log=log)
+    begun = [supervisor]
+    try:
+        until(lambda: open_store(url).exists(layout.RUN), "there is a run", log=log)
+        run = Run.open(url)
+        begun.append(torchrun(run, 2, log))
+        until(lambda: stored(run, layout.STEPS) >= 2, "two syncs", 200, log=log)
+        assert main(["scale", url, "--searchers", "2"]) == 0
+        until(lambda: stored(run, layout.searcher_folder(1)), "the second searcher appends", 100, log=log)
+        assert main(["stop", url]) == 0
+        assert supervisor.wait(100) != 0
+        begun[1].wait(60)
+        stopped = read_lease(run, "trainer")
+        assert stopped and stopped.status == "stopped", log.read_text()[-3000:]
+
+        begun += [tba("resume", url, "--external-trainer", log=log), node(run, 3, log)]
+        assert [it.wait(300) for it in begun[2:]] == [0, 0], log.read_text()[-3000:]
+    finally:
+        end(begun)
+        if open_store(url).exists(layout.RUN):
+            end_roles(Run.open(url))
+    assert [it.size for n in (1, 2) if (it := find_rendezvous(run, n))] == [2, 3]
+    taken = rows(run, "select attempt, count(*), min(step), max(step) from steps_all group by all order by all")
+    (_, first, begins, last), (_, second, goes_on, ends) = taken
+    assert (begins, goes_on, ends) == (1, last + 1, steps) and first + second == steps, "no step was repeated"
+    assert rows(run, "select count(distinct searcher) from trajectories") == [(2,)]
     assert check(run).problems == []
