@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flows.orchestration.local_server import POOLS, prefect_file
+from flows.roles.node import places_of
 
 FOLDER = Path(__file__).parents[1] / "docs/kubernetes"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text()
@@ -37,10 +38,15 @@ def template(pool: str) -> dict[str, Any]:
     return json.loads((FOLDER / "pools" / f"{pool}.json").read_text())
 
 
-def filled(pool: str) -> dict[str, Any]:
+def filled(pool: str, **variables: Any) -> dict[str, Any]:
     """Return the job that a pool makes with its default variables, without what the worker adds."""
     defaults = {name: it.get("default") for name, it in template(pool)["variables"]["properties"].items()}
-    values = {**defaults, "command": ["prefect", "flow-run", "execute"], "env": [{"name": "A", "value": "1"}]}
+    values = {
+        **defaults,
+        "command": ["prefect", "flow-run", "execute"],
+        "env": [{"name": "A", "value": "1"}],
+        **variables,
+    }
 
     def fill(value: Any) -> Any:
         if isinstance(value, dict):
@@ -61,7 +67,7 @@ def test_there_is_a_pool_and_a_worker_for_all_that_is_deployed():
     assert deployed == set(POOLS)
     commands = [c.get("command", []) for it in manifests() if (pod := pod_of(it)) for c in pod["containers"]]
     assert {c[c.index("--pool") + 1] for c in commands if "--pool" in c} == set(POOLS)
-    (setup,) = [it for it in manifests() if it["kind"] == "Job"]
+    (setup,) = [it for it in manifests() if it["metadata"].get("generateName") == "setup-"]
     assert f"for pool in {' '.join(POOLS)}; do" in setup["spec"]["template"]["spec"]["containers"][0]["args"][0]
 
 
@@ -94,6 +100,36 @@ def test_a_pools_template_names_what_it_declares_and_runs_a_job_once(pool: str):
     images = {it["image"] for it in within([*manifests(), filled(pool)]) if isinstance(it, dict) and "image" in it}
     targets = {f"REGISTRY/tba:{name}" for name in re.findall(r"^FROM base AS (\w+)", DOCKERFILE, re.MULTILINE)}
     assert images <= targets | {"postgres:15"}
+
+
+def test_each_pod_of_the_trainer_starts_its_own_ranks_and_as_many_as_it_has_gpus():
+    (job,) = [it["spec"] for it in manifests() if it["metadata"].get("generateName") == "trainer-"]
+    assert job["completionMode"] == "Indexed" and job["backoffLimit"] == 0
+    (container,) = job["template"]["spec"]["containers"]
+    python, isolated, m, module, run, *options = container["command"]
+    assert [python, isolated, m, module] == ["python", "-P", "-m", "flows.roles.node"] and run.startswith("s3://")
+    given = {
+        name: value.replace("$(JOB_COMPLETION_INDEX)", "1") for name, _, value in (it.partition("=") for it in options)
+    }
+    assert int(given["--nodes"]) == job["completions"] == job["parallelism"]
+    assert given["--ranks"] == container["resources"]["limits"]["nvidia.com/gpu"]
+    ranks = int(given["--ranks"])
+    places = places_of(int(given["--node"]), int(given["--nodes"]), ranks)
+    assert [place["RANK"] for place in places] == [str(ranks + it) for it in range(ranks)]
+
+
+def test_pods_that_share_the_cache_of_a_node_find_the_folder_that_is_made_for_them():
+    (made,) = [pod for it in manifests() if it["kind"] == "DaemonSet" and (pod := pod_of(it))]
+    ((volume,), (making,)) = made["volumes"], made["initContainers"]
+    (mount,) = making["volumeMounts"]
+    (trainer,) = [pod for it in manifests() if it["metadata"].get("generateName") == "trainer-" and (pod := pod_of(it))]
+    (cache,) = [it for it in trainer["volumes"] if it["name"] == "cache"]
+    assert cache["hostPath"] == {"path": volume["hostPath"]["path"], "type": "Directory"}
+    assert making["command"] == ["chown", str(trainer["securityContext"]["runAsUser"]), mount["mountPath"]]
+    page = (FOLDER.parent / "kubernetes.md").read_text()
+    assert json.dumps(cache) in page
+    shared = [filled(pool, cache=cache)["spec"]["template"]["spec"] for pool in POOLS]
+    assert all(cache in pod["volumes"] for pod in shared)
 
 
 def test_an_image_gets_what_its_commands_need():
