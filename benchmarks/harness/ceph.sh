@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A real S3 server for benchmarks and tests: Ceph's RADOS gateway over one monitor and one in-memory OSD, on loopback.
+# A real S3 server for benchmarks and tests: Ceph's RADOS gateway over one monitor and one in-memory OSD, on loopback,
+# unless S3 is to listen at another ADDRESS.
 #
-#   benchmarks/harness/ceph.sh start FOLDER MON_PORT S3_PORT [OWNER]    keys: tbakey, tbasecret
+#   benchmarks/harness/ceph.sh start FOLDER MON_PORT S3_PORT [OWNER [ADDRESS]]    keys: tbakey, tbasecret
 #   benchmarks/harness/ceph.sh stop FOLDER
 #
 # Once the process OWNER has ended, however it did, the server stops by itself.
@@ -47,7 +48,7 @@ osd class load list = *
 osd class default list = *
 [client.rgw]
 rgw data = $folder/rgw
-rgw frontends = beast endpoint=127.0.0.1:$s3_port
+rgw frontends = beast endpoint=$address:$s3_port
 rgw thread pool size = 32
 SETTINGS
 }
@@ -64,7 +65,7 @@ until_true() { # WHAT COMMAND…: up to a minute
 }
 
 osd_is_up() { timeout 20 ceph osd stat 2> /dev/null | grep -q '1 up'; }
-gateway_answers() { (exec 3<> "/dev/tcp/127.0.0.1/$s3_port") 2> /dev/null; }
+gateway_answers() { (exec 3<> "/dev/tcp/$address/$s3_port") 2> /dev/null; }
 
 start() {
   mkdir "$folder" "$folder"/{mon,osd,rgw}
@@ -99,11 +100,11 @@ stop_after() {
   stop
 }
 
-usage="usage: ceph.sh start FOLDER MON_PORT S3_PORT [OWNER] | ceph.sh stop FOLDER"
+usage="usage: ceph.sh start FOLDER MON_PORT S3_PORT [OWNER [ADDRESS]] | ceph.sh stop FOLDER"
 folder=${2:?$usage}
 case $1 in
   start)
-    mon_port=${3:?$usage} s3_port=${4:?$usage}
+    mon_port=${3:?$usage} s3_port=${4:?$usage} address=${6:-127.0.0.1}
     start
     if [ -n "${5:-}" ]; then
       setsid "$0" stop-after "$folder" "$5" < /dev/null > /dev/null 2>&1 &

@@ -77,20 +77,21 @@ def s3(folder: Path) -> AbstractContextManager[Server]:
 
 
 @contextmanager
-def ceph(folder: Path) -> Iterator[Server]:
-    """Start a real S3 server: Ceph's RADOS gateway, with data in memory."""
+def ceph(folder: Path, address: str = "127.0.0.1") -> Iterator[Server]:
+    """Start a real S3 server: Ceph's RADOS gateway, with data in memory. Its keys are known, so `address` must be one
+    that only this machine reaches."""
     if lacking := lacking_for_ceph():
         packages = "ceph-mon ceph-osd radosgw"
         raise NotInstalled(f"no {', '.join(lacking)} here: apt-get install --no-install-recommends {packages}")
     port, home = free_port(), folder / "ceph"
     try:
-        command = [CEPH, "start", home, str(free_port()), str(port), str(os.getpid())]
+        command = [CEPH, "start", home, str(free_port()), str(port), str(os.getpid()), address]
         # The log is a file: the daemons inherit it, and a pipe would stay open as long as they live.
         with (folder / "ceph.log").open("w") as log:
             started = subprocess.run(command, stdout=log, stderr=log)
         if started.returncode:
             raise RuntimeError(f"benchmarks/harness/ceph.sh failed:\n{(folder / 'ceph.log').read_text()}")
-        server = Server(f"http://127.0.0.1:{port}")
+        server = Server(f"http://{address}:{port}")
         server.make_bucket()
         yield server
     finally:
