@@ -43,7 +43,8 @@ def command(options: argparse.Namespace) -> int:
         further = "" if replays else f"; `tba fork {run.url} --step {last} --set training.steps=…` goes further"
         print(f"run {run.name} has finished already{further}\n{last_scores(run)}\n\n{where_next(run)}")
         return DONE
-    _plan(run, options.gpus)
+    if options.gpus or not options.external_trainer:  # the plan counts the trainer among the roles of this machine
+        _plan(run, options.gpus)
     run, _ = create.resume(run.url)
     return supervise(run, external_trainer=options.external_trainer)
 

@@ -49,7 +49,7 @@ def command(options: argparse.Namespace) -> int:
     if fitted:
         config = config.replace(fitted)
         print(f"to fit on {gpus}: {assigned(fitted)}", file=sys.stderr)
-    elif warning := fit_to_gpus.warning(config, gpus):
+    elif not options.external_trainer and (warning := fit_to_gpus.warning(config, gpus)):
         print(f"warning: {warning}", file=sys.stderr)
     if options.dry_run:
         create.refuse_existing(options.root, options.name)
