@@ -44,7 +44,6 @@ def _may_make_namespaces() -> bool:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not _may_make_namespaces(), reason="needs iproute2 and the right to make network namespaces"),
 ]
@@ -136,6 +135,7 @@ def kill_rank_0(run: Run) -> None:
     os.kill(lease.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_the_rest_goes_on_when_rank_0_is_killed_and_when_a_node_is_unplugged(nodes: list[Node], tmp_path: Path):
     policy, root = tiny_folder(tmp_path / "policy"), str(tmp_path / "root")
     alone, run = (start(root, policy, name) for name in ("alone", "nodes"))
