@@ -20,7 +20,7 @@ from flows.roles import leading_rank
 from storage import layout
 from storage.maintenance.check import check
 from storage.objects.open_store import open_store
-from storage.runs.control import change_state
+from storage.runs.control import change_state, read_state
 from storage.runs.leases import read_lease
 from storage.runs.rendezvous import find_rendezvous
 from storage.runs.run import Run
@@ -157,7 +157,9 @@ def test_a_supervised_run_gets_more_searchers_and_after_a_stop_more_ranks(policy
         stopped = read_lease(run, "trainer")
         assert stopped and stopped.status == "stopped", log.read_text()[-3000:]
 
-        begun += [tba("resume", url, "--external-trainer", log=log), node(run, 3, log)]
+        begun.append(tba("resume", url, "--external-trainer", log=log))
+        until(lambda: read_state(run).desired == "run", "the run is resumed", log=log)
+        begun.append(node(run, 3, log))
         assert [it.wait(300) for it in begun[2:]] == [0, 0], log.read_text()[-3000:]
     finally:
         end(begun)
