@@ -185,8 +185,11 @@ def test_nodes_with_a_bucket_alone_between_them_learn_from_vllm_on_another_node(
         root = s3_root(server, monkeypatch)
         for file in served_folder(tmp_path / "policy").iterdir():
             open_store(root).upload(file, f"policy/{file.name}")
-        changes = {"model.path": f"{root}/policy", "engine.name": engine, "engine.cache_gigabytes": 0.25}
-        run = start(root, tmp_path / "policy", "nodes", **changes, **{"engine.profile": "safe"})
+        changes = {
+            "model.path": f"{root}/policy", "search.temperature": 1.0, "engine.name": engine, "engine.profile": "safe",
+            "engine.cache_gigabytes": 0.25,
+        }  # fmt: skip
+        run = start(root, tmp_path / "policy", "nodes", **changes)
         (first, second, third), log = nodes, tmp_path / "node 1/log"
         begun, searcher = [it.torchrun(run, 2, 2, first.address, 1) for it in (first, second)], third.searcher(run)
         try:
