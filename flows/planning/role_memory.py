@@ -49,13 +49,15 @@ def _moments_of_step(config: Config, model: Model) -> Iterator[Parts]:
     if config.training.ranks == 1:
         yield from (head, block)
         return
-    number, summed = trainer_memory.product_bytes(config, model), BYTES[config.model.dtype]
+    number, adapted = trainer_memory.product_bytes(config, model), bool(config.model.lora_rank)
+    summed = 0 if adapted else BYTES[config.model.dtype]
     gathered, summing = "gathered layers", "gradients being summed over ranks"
-    yield {**head, gathered: number * model.outside}
+    values = number * model.outside if trainer_memory.learns_values(config) else 0
+    yield {**head, gathered: number * model.outside + values}
     # torch keeps the sum of the previous block until the one of this block is complete.
-    whole = trainer_memory.whole_at_once(config, model)
+    whole = trainer_memory.whole_at_once(config, model) + values
     yield {**block, gathered: whole, summing: 2 * summed * model.block}
-    yield {gathered: 2 * number * model.outside, summing: summed * model.outside}
+    yield {gathered: (1 if adapted else 2) * number * model.outside + values, summing: summed * model.outside}
 
 
 def searcher(config: Config, model: Model, *, total: float, roles: int, vllm: bool) -> Parts:

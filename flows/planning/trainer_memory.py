@@ -42,8 +42,10 @@ def describe(config: Config) -> str:
 
 def whole_at_once(config: Config, model: Model) -> int:
     """Return the bytes that each of several ranks gathers while it computes: the whole weights and gradients of one
-    block and of the parameters outside blocks, and the weights of the next block, which is gathered in advance."""
-    return (2 * model.outside + 3 * model.block) * (2 if lowers(config, model) else BYTES[config.model.dtype])
+    block and of the parameters outside blocks, and the weights of the next block, which is gathered in advance.
+    Weights below adapters have no gradients."""
+    gathered = model.outside + 2 * model.block + (0 if config.model.lora_rank else model.outside + model.block)
+    return gathered * (2 if lowers(config, model) else BYTES[config.model.dtype])
 
 
 def activations(config: Config, model: Model, tokens: int) -> int:
@@ -96,12 +98,17 @@ def held(config: Config, model: Model | None = None) -> dict[str, float]:
     size, objective = BYTES[config.model.dtype], config.objective
     if config.model.lora_rank:  # the adapters are much smaller than the base, and are not counted
         parts: dict[str, float] = {"weights": size}
+        if config.training.ranks > 1:  # ranks do not share the base with other models
+            if objective.reference_reset:
+                parts["moving reference"] = size
+            if learns_values(config):
+                parts["value model"] = size
     else:
         moments = moments_of(config) if not on_host(config) else 0
         parts = {"weights": size, "gradients": size, **({"AdamW": moments} if moments else {})}
         if objective.reference_reset or objective.reference_decay:
             parts["moving reference"] = size
-        if _learns_values(config):
+        if learns_values(config):
             parts["value model"] = 2 * size + moments
     if lowers(config, model) and config.training.ranks == 1:
         parts["in bfloat16"] = 2
@@ -117,7 +124,7 @@ def copied(config: Config) -> tuple[float, float]:
     more = moments_of(config)
     if objective.reference_reset or objective.reference_decay:
         more += weights
-    if _learns_values(config):
+    if learns_values(config):
         more += weights + moments_of(config)
     return weights, weights + more
 
@@ -142,10 +149,11 @@ def on_host(config: Config) -> float:
     ranks."""
     if config.training.optimizer != "adamw-on-host" or config.model.device == "cpu" or config.model.lora_rank:
         return 0
-    return moments_of(config) * (2 if _learns_values(config) else 1)
+    return moments_of(config) * (2 if learns_values(config) else 1)
 
 
-def _learns_values(config: Config) -> bool:
+def learns_values(config: Config) -> bool:
+    """True if a value model is trained together with the policy."""
     auxiliary = config.objective.auxiliary
     return auxiliary is not None and auxiliary.kind == "value"
 

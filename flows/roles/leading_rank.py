@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.roles.meeting import local_world, open_meeting
 from storage.runs.events import Events
@@ -58,15 +58,19 @@ def device_of(config: Config, world: "World") -> "torch.device":
 
 
 def shard_policy(
-    config: Config, ranks: "Ranks", device: "torch.device", bare_model: str | Path, source: Any = None
+    config: Config, ranks: "Ranks", device: "torch.device", bare_model: Path, source: "Policy | None" = None
 ) -> "Policy":
     """Return this rank's part of the policy. `bare_model` is a folder with the model without its weights; only rank 0
-    has the weights, in the model `source`."""
+    has the weights, in the policy `source`."""
     from tba.distributed.sharding import shard, without_weights
+    from tba.models.adapters import adapter_like
     from tba.models.pretrained import resolve_dtype
 
     model = config.model
-    bare = without_weights(bare_model, dtype=resolve_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
+    bare = without_weights(
+        bare_model, dtype=resolve_dtype(model.dtype), trust_remote_code=model.trust_remote_code,
+        adapter=adapter_like(model, bare_model, base_sha256="") if model.lora_rank else None,
+    )  # fmt: skip
     return shard(bare, ranks, device, source, compute_dtype=config.training.compute_dtype)
 
 
@@ -102,7 +106,7 @@ class LeadingRank:
             save_without_weights(policy, bare_model)
 
             def begin() -> LeadingLearner:
-                sharded = shard_policy(self.config, followers.ranks, device, bare_model, policy.model)
+                sharded = shard_policy(self.config, followers.ranks, device, Path(bare_model), policy)
                 return LeadingLearner(self.config, sharded, followers)
 
             return followers.together("begin", begin, *files_as_numbers(Path(bare_model)))[0]

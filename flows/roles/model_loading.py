@@ -14,7 +14,7 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.config import Config
 from tba.errors import ConfigError, Damaged, StorageError
-from tba.models.adapters import Adapter, files_sha256, merge
+from tba.models.adapters import Adapter, adapter_like, files_sha256, merge
 from tba.models.file_checks import weight_names
 from tba.models.gguf_files import find_gguf, is_gguf
 from tba.models.location import check_place
@@ -80,15 +80,7 @@ def find_adapter(run: Run, config: Config, tell: Tell = lambda status, **progres
         return None
     base = local_folder("model.path", locate_base(run, config, tell), revision=model.revision)
     tell("reading the base model of the adapters")
-    return Adapter(
-        rank=model.lora_rank,
-        alpha=model.peft_alpha,
-        targets=model.lora_targets,
-        base=base,
-        base_name=model.path,
-        revision=None if model.revision == "main" else model.revision,
-        base_sha256=files_sha256(base),
-    )
+    return adapter_like(model, base, base_sha256=files_sha256(base))
 
 
 def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress: None, *, device: str = "") -> Policy:

@@ -106,7 +106,7 @@ def make_learner(config: Config, ranks: "Ranks", device: Any, order: "Order", sc
 
     with tempfile.TemporaryDirectory(dir=scratch) as bare_model:
         write_files(order.said, order.numbers, Path(bare_model))
-        return Learner(config, shard_policy(config, ranks, device, bare_model), ranks)
+        return Learner(config, shard_policy(config, ranks, device, Path(bare_model)), ranks)
 
 
 def fetch_checkpoint(run: Run, attempt: int) -> Path | None:

@@ -100,7 +100,7 @@ def _lockstep(config: "Config") -> Iterator[Rule]:
 
 def _micro_batches(config: "Config") -> Iterator[Rule]:
     """Yield the rules about how a batch is divided into micro-batches and among ranks."""
-    training, objective = config.training, config.objective
+    training = config.training
     yield (
         (training.groups_per_micro_batch or 1) <= training.prompts_per_step,
         f"training.groups_per_micro_batch must be <= training.prompts_per_step "
@@ -111,16 +111,6 @@ def _micro_batches(config: "Config") -> Iterator[Rule]:
         f"training.ranks must be <= training.prompts_per_step ({training.prompts_per_step}), or some ranks "
         f"would have nothing to learn from, got {training.ranks}",
     )
-    single_process = {
-        "objective.name": (not objective.needs_whole_batch, objective.name),
-        "objective.log_z": (not (objective.auxiliary and objective.auxiliary.kind == "log_z"), "learned"),
-        "model.lora_rank": (not config.model.lora_rank, config.model.lora_rank),
-    }
-    for name, (holds, value) in single_process.items():
-        yield (
-            training.ranks == 1 or holds,
-            f"training.ranks must be 1 where {name} is {value!r}, got {training.ranks}",
-        )
 
 
 def _shifts(config: "Config") -> Iterator[Rule]:

@@ -5,7 +5,7 @@ All ranks must make the calls in which they communicate in the same order. Other
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tba.batches.batching import Batch, groups_at
+
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 
 class Share(NamedTuple):
@@ -56,6 +58,12 @@ class Ranks:
         dist.all_reduce(maxima, dist.ReduceOp.MAX)
         return maxima.tolist()
 
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by its sum over all ranks, in place, and return it."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
 
 ALONE = Ranks()
 
@@ -90,6 +98,18 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """True if this rank holds only a part of a tensor."""
+    return isinstance(tensor, DTensor)
+
+
+def by_kind(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
+    """Divide tensors into those that are sharded and those that are not, because torch cannot compute with both at
+    once. If all are alike, return one list."""
+    kinds = [[it for it in tensors if is_sharded(it) == sharded] for sharded in (True, False)]
+    return [kind for kind in kinds if kind]
+
+
 def held(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -113,5 +133,13 @@ def held_as(parameter: Tensor, value: Tensor) -> Tensor:
 def at_rest(model: nn.Module) -> None:
     """Free the whole weights that a forward pass has gathered. This is needed if no backward pass follows, which would
     free them."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def gather(module: nn.Module) -> None:
+    """Gather the weights of a module that are outside of its blocks, so that its parts can be called by themselves.
+    Blocks gather theirs when they are called."""
+    if isinstance(module, FSDPModule):
+        module.unshard()

@@ -7,7 +7,7 @@ class or layers works as it does without adapters. Only A and B are trained, pub
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from tba.config import ModelConfig
 from tba.errors import ConfigError, Damaged
 from tba.models.file_checks import check_files, read_object
 from tba.models.saving.weight_digests import whole_digest
@@ -127,6 +128,19 @@ class Adapter:
         return self.base_sha256, config_sha256(self.base)
 
 
+def adapter_like(model: ModelConfig, base: Path, *, base_sha256: str) -> Adapter:
+    """Return the kind of adapter that the settings name."""
+    return Adapter(
+        rank=model.lora_rank,
+        alpha=model.peft_alpha,
+        targets=model.lora_targets,
+        base=base,
+        base_name=model.path,
+        revision=None if model.revision == "main" else model.revision,
+        base_sha256=base_sha256,
+    )
+
+
 @dataclass(frozen=True)
 class AdapterSnapshot:
     """An immutable copy of an adapter, which any thread can save and hash."""
@@ -161,9 +175,13 @@ class AdapterSnapshot:
         return whole_digest(self.weights, of=f"{adapter.base_sha256} {adapter.alpha} / {adapter.rank}\n")
 
 
-def snapshot(model: PreTrainedModel, adapter: Adapter) -> AdapterSnapshot:
-    """Return a copy of a model's adapter in main memory. Further training does not change the copy."""
-    weights = {name: it.detach().to("cpu", copy=True).contiguous() for name, it in weights_of(model).items()}
+def snapshot(
+    model: PreTrainedModel, adapter: Adapter, whole: Callable[[Tensor], Tensor] = lambda weight: weight
+) -> AdapterSnapshot:
+    """Return a copy of a model's adapter in main memory. Further training does not change the copy. `whole` gathers a
+    weight of which the model holds only a part."""
+    gathered = {name: whole(it.detach()) for name, it in weights_of(model).items()}
+    weights = {name: it.to("cpu", copy=True).contiguous() for name, it in gathered.items()}
     plain: dict[str, Any] = model.peft_config[_NAME].to_dict()  # pyright: ignore
     config = {name: sorted(it) if isinstance(it, set) else it for name, it in plain.items()}  # sets have no fixed order
     kinds = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True}

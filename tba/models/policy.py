@@ -120,6 +120,14 @@ class Policy:
         """Return a copy of the model on the same device. The copy shares the frozen parameters."""
         return cast(PreTrainedModel, adapters.copy_of(self.model))
 
+    def backbone_twin(self) -> PreTrainedModel:
+        """Return a copy of the model without its output layer, on the same device. The copy shares the frozen
+        parameters."""
+        return cast(PreTrainedModel, adapters.copy_of(self.model.base_model))
+
+    def spread(self, module: nn.Module) -> None:
+        """Spread a small module that is trained together with the policy over the processes that hold the policy."""
+
     def snapshot(self) -> Snapshot | AdapterSnapshot:
         """Return a copy of the model in main memory, or of the adapter alone if only an adapter is trained. Further
         training does not change the copy."""

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tba.runtime.lazy_torch import torch
 
@@ -101,21 +101,6 @@ class Groups:
         return tensor
 
 
-def joined(parts: Sequence[Groups]) -> Groups:
-    """Join parts of a batch into the whole batch. Tokens are padded to the width of the widest part."""
-    width = max(part.logp_PKT.shape[2] for part in parts)
-
-    def whole(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        if not isinstance(values[0], torch.Tensor):
-            return values[0]
-        if values[0].ndim == 3:
-            values = [torch.nn.functional.pad(value, (0, width - value.shape[2])) for value in values]
-        return torch.cat(values)
-
-    return Groups(**{field.name: whole(field.name) for field in fields(Groups)})
-
-
 def check_groups(reward_PK: Tensor) -> None:
     if len(reward_PK) < 1:
         raise ValueError("an objective needs at least 1 prompt, got 0")
@@ -131,10 +116,9 @@ class Estimates(NamedTuple):
     return_PKT: Tensor | None  # None if the objective learns no values
     metrics: Mapping[str, Tensor]  # [] each, over the whole batch
 
-    def of(self, first: int, part: Groups) -> Groups:
-        """Return `part` with the estimates of its tokens added. `part` begins at group `first` of the batch."""
-        prompts, _, width = part.logp_PKT.shape
-        rows = slice(first, first + prompts)
+    def of(self, slots: Sequence[int], part: Groups) -> Groups:
+        """Return `part` with the estimates of its tokens added. Its groups are in these slots of the batch."""
+        rows, width = list(slots), part.logp_PKT.shape[2]
         returns = None if self.return_PKT is None else self.return_PKT[rows, :, :width]
         return replace(part, advantage_PKT=self.advantage_PKT[rows, :, :width], return_PKT=returns)
 

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from tba.batches.batching import Batch, prompt_lengths, stretches
 from tba.config import Config
+from tba.distributed.ranks import ALONE, Ranks, gather
 from tba.errors import ConfigError
-from tba.models.adapters import copy_of
+from tba.models.policy import Policy
 from tba.train.micro_batches import Piece
 from tba.train.trained_model import Trained
 
@@ -38,9 +39,10 @@ class Head(nn.Module):
 class ValueModel(nn.Module):
     """Predicts the reward that is expected before each token of a response: a head on a backbone of its own."""
 
-    def __init__(self, policy: PreTrainedModel):
+    def __init__(self, policy: Policy):
         super().__init__()
-        self.backbone, self.head = copy_of(policy.base_model), Head(policy)
+        self.backbone, self.head = policy.backbone_twin(), Head(policy.model)
+        policy.spread(self.head)
 
     def forward(self, piece: Piece) -> Tensor:
         """Return the [R] values of the counted tokens. Each value is computed from the tokens before its token."""
@@ -51,35 +53,43 @@ class LogZ(nn.Module):
     """Predicts log Z of a prompt: a linear function of the policy's last hidden state, averaged over the tokens of the
     prompt. No gradient goes into the policy."""
 
-    def __init__(self, policy: PreTrainedModel):
+    def __init__(self, policy: Policy):
         super().__init__()
-        self.head = Head(policy)
+        self.head = Head(policy.model)
+        policy.spread(self.head)
 
-    def forward(self, policy: PreTrainedModel, batch: Batch, most_tokens: int | None = None) -> Tensor:
+    def forward(
+        self, policy: PreTrainedModel, batch: Batch, most_tokens: int | None = None, ranks: Ranks = ALONE
+    ) -> Tensor:
         """Return [P]: log Z of each prompt. The policy reads at most `most_tokens` tokens per call, padding included,
-        or a single prompt."""
+        or a single prompt. All ranks must call this together. A rank with fewer calls repeats its first one, because
+        ranks compute each layer together."""
         length_P = prompt_lengths(batch)
         tokens_PT = batch.tokens_BT[:: batch.responses_per_prompt]
         lengths = length_P.tolist()
-        calls = stretches(len(lengths), lambda chosen: len(lengths[chosen]) * max(lengths[chosen]), most_tokens)
-        means = [self._means(policy, tokens_PT[call, : max(lengths[call])], length_P[call]) for call in calls]
-        return self.head(torch.cat(means))
+        calls = list(stretches(len(lengths), lambda chosen: len(lengths[chosen]) * max(lengths[chosen]), most_tokens))
+        repeated = calls[:1] * (ranks.most([len(calls)])[0] - len(calls))
+        means = [
+            self._means(policy, tokens_PT[call, : max(lengths[call])], length_P[call]) for call in (*calls, *repeated)
+        ]
+        return self.head(torch.cat(means[: len(calls)]))
 
     @torch.no_grad()
     def _means(self, policy: PreTrainedModel, tokens_PT: Tensor, length_P: Tensor) -> Tensor:
         mask_PT = torch.arange(tokens_PT.shape[1], device=length_P.device) < length_P[:, None]
+        gather(policy)
         read = policy.base_model(input_ids=tokens_PT, use_cache=False)  # padding is on the right
         hidden_PTD = read.last_hidden_state.to(self.head.weight_D.dtype)
         return (hidden_PTD * mask_PT[:, :, None]).sum(dim=1) / length_P[:, None]
 
 
-def make_auxiliary_model(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:
+def make_auxiliary_model(config: Config, policy: Policy) -> Trained[ValueModel | LogZ] | None:
     """Return the model that the objective needs in addition to this policy, with its optimizer, or None if the
     objective needs no such model."""
     auxiliary, training = config.objective.auxiliary, config.training
     if auxiliary is None:
         return None
-    _check_backbone(config, auxiliary.kind, policy)
+    _check_backbone(config, auxiliary.kind, policy.model)
     model = {"value": ValueModel, "log_z": LogZ}[auxiliary.kind](policy)
     rate = auxiliary.learning_rate or training.learning_rate
     return Trained(model, training, learning_rate=rate, name=auxiliary.kind)

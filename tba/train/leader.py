@@ -25,6 +25,7 @@ from tba.config import Config
 from tba.distributed.followers import Followers, part_key
 from tba.distributed.heartbeats import Heartbeats
 from tba.distributed.orders import END, Order, answer, next_order
+from tba.models.adapters import AdapterSnapshot
 from tba.models.policy import Policy, Snapshot
 from tba.runtime.background import Background
 from tba.runtime.child import END_PATIENCE
@@ -54,7 +55,7 @@ class LeadingLearner(Learner):
         outcomes = [*mine.outcomes, *(Outcome(**fields_) for answer in theirs for fields_ in answer)]
         return replace(mine, outcomes=sorted(outcomes, key=lambda outcome: (outcome.slot, outcome.position)))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot | AdapterSnapshot:
         return self.followers.together("snapshot", super().snapshot)[0]
 
     def state(self, *, step: int, sync: int) -> TrainingState:

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tba.batches.batching import Batch, collate, known
+from tba.batches.batching import Batch, collate, groups_at, groups_in, known
 from tba.batches.packing import CannotPack, why_attention_pads, why_padded
 from tba.batches.recomputation import keeping_little, layers_of
 from tba.config import Config
-from tba.distributed.ranks import ALONE, Ranks, at_rest
+from tba.distributed.ranks import ALONE, Ranks, Share, at_rest
 from tba.fetched import Fetched
 from tba.models.policy import AdapterSnapshot, Policy, Snapshot
 from tba.models.pretrained import computing
-from tba.objectives import Estimates, Groups, Loss, joined
+from tba.objectives import Estimates, Groups, Loss
 from tba.objectives.groups import ratio_moments
 from tba.objectives.objective import Objective
 from tba.runtime.parking import Owner, Parking
@@ -34,7 +34,7 @@ from tba.train.micro_batches import (
     metrics_of_batch,
     micro_batches,
     read,
-    share_of,
+    read_by_all,
     side_by_side,
 )
 from tba.train.moving_reference import MovingReference
@@ -60,7 +60,7 @@ class Learner:
         self.objective = config.objective
         self.reference: MovingReference | None = None  # None until the reference moves: stored numbers suffice
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
-        self.auxiliary = make_auxiliary_model(config, policy.model)
+        self.auxiliary = make_auxiliary_model(config, policy)
         if config.training.checkpoint_activations:
             layers_of(policy.model)  # refuses a model without such layers
         self.padded_because = why_padded(policy.model)
@@ -92,7 +92,7 @@ class Learner:
             optimizer_name=self.config.training.optimizer,
             random=torch.get_rng_state(),
             reference=self.reference and self.reference.tensors(keep=self.ranks.rank == 0),
-            auxiliary=self.auxiliary and self.auxiliary.tensors(),
+            auxiliary=self.auxiliary and self.auxiliary.tensors(keep=self.ranks.rank == 0),
             ranks=self.ranks,
         )
 
@@ -148,7 +148,9 @@ class Learner:
 
     def _accumulate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
         computed = groups_to_compute(batch, self.objective, training := self.config.training)
-        share = share_of(batch, computed, self.ranks)
+        chosen = batch if len(computed) == batch.groups else groups_at(batch, computed)
+        share = self.ranks.share(chosen)
+        slots = [computed[it] for it in share.slots]
         cut = micro_batches(
             share.batch,
             most_groups=training.most_groups,
@@ -160,24 +162,26 @@ class Learner:
         if self.reference:
             parts = [self.reference.refer(part, self.logps) for part in parts]
         readers = self._readers()
-        known, estimates = self._look_ahead(parts, batch, beta)
+        known, estimates = self._look_ahead(parts, counted, share, chosen, whole=batch, beta=beta)
         outcomes: list[Outcome] = []
         metrics: Metrics = {}
         for it in self.all_trained():
             it.optimizer.zero_grad(set_to_none=True)
         for n, (part, at_hand) in enumerate(zip(parts, known, strict=True)):
             reading = Reading(readers, part, at_hand)
-            groups = self._groups(part, reading.found, whole=batch)
+            groups = self._groups(part.batch, part.spread_all(reading.found), whole=batch)
             if estimates:
-                groups = estimates.of(part.first_slot, groups)
+                groups = estimates.of(part.slots_in(share), groups)
             loss = self.objective.loss(groups, beta=beta)
             counts = part.batch.groups if n < counted else 0
             reading.backward(loss.value * (counts / batch.groups))
-            outcomes += _outcomes(share.slots[part.first_slot :], groups, loss) if counts else []
+            outcomes += _outcomes(slots[part.first_slot :], groups, loss) if counts else []
             metrics["loss"] = metrics.get("loss", 0.0) + float(loss.value.detach()) * (counts / batch.groups)
             moments = ratio_moments(groups) if training.rate_by_effective_share else {}
             for name, value in {**loss.metrics, **moments}.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value) * (counts / len(computed))
+        for it in self.all_trained():
+            it.add_up(self.ranks)
         of_batch = estimates.metrics if estimates else {}
         metrics = self.ranks.total(metrics) | {name: float(value) for name, value in of_batch.items()}
         if training.rate_by_effective_share:
@@ -189,28 +193,29 @@ class Learner:
         return sorted(outcomes, key=lambda it: (it.slot, it.position)), metrics
 
     def _look_ahead(
-        self, parts: Sequence[MicroBatch], batch: Batch, beta: float
+        self, parts: Sequence[MicroBatch], counted: int, share: Share, chosen: Batch, *, whole: Batch, beta: float
     ) -> tuple[Sequence[Mapping[str, Tensor] | None], Estimates | None]:
         """Read the whole batch once without gradients, if the objective needs estimates from the whole batch. Return
-        the numbers that were read of each part, and the estimates."""
+        the numbers that were read of each part, and the estimates. `chosen` has the groups that are computed, and
+        `share` those of this rank. The first `counted` parts count."""
         if not self.objective.needs_whole_batch:
             return [None] * len(parts), None
         known = [read(self._readers(), part) for part in parts]
-        whole = joined([self._groups(part, found, whole=batch) for part, found in zip(parts, known, strict=True)])
-        return known, self.objective.estimates(whole, beta=beta)
+        chosen = groups_in(chosen, slice(0, chosen.groups))
+        found = read_by_all(parts[:counted], known, share, chosen, self.ranks)
+        return known, self.objective.estimates(self._groups(chosen, found, whole=whole), beta=beta)
 
-    def _groups(self, part: MicroBatch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
-        """Return a part of the batch as groups. `found` has the numbers that the readers computed for this part, by the
-        reader's name."""
-        spread = {name: part.spread(it) for name, it in found.items()}
+    def _groups(self, part: Batch, found_BT: Mapping[str, Tensor], *, whole: Batch) -> Groups:
+        """Return a part of the batch as groups. `found_BT` has the numbers that the readers computed for each token of
+        this part, by the reader's name."""
         longest = self.config.search.max_response_tokens
-        groups = as_groups(spread.pop("logp"), part.batch, whole=whole, max_tokens=longest)
-        if "value" in spread:
-            return replace(groups, value_PKT=spread["value"].unflatten(0, (-1, part.batch.responses_per_prompt)))
+        groups = as_groups(found_BT["logp"], part, whole=whole, max_tokens=longest)
+        if "value" in found_BT:
+            return replace(groups, value_PKT=found_BT["value"].unflatten(0, (-1, part.responses_per_prompt)))
         if self.auxiliary and isinstance(self.auxiliary.model, LogZ):
             most = self.config.training.tokens_per_micro_batch
             with self._computing():
-                return replace(groups, log_z_P=self.auxiliary.model(self.policy.model, part.batch, most))
+                return replace(groups, log_z_P=self.auxiliary.model(self.policy.model, part, most, self.ranks))
         return groups
 
     def _readers(self) -> dict[str, Reader]:

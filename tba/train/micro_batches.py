@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tba.batches.batching import Batch, first_equal_rows, groups_at, groups_in, stretches
+from tba.batches.batching import Batch, first_equal_rows, groups_in, stretches
 from tba.batches.logprobs import logps_at
 from tba.batches.packing import Group, groups_of, row_hidden, row_logps, rows
 from tba.batches.padded_calls import tokens_per_call
@@ -95,6 +95,14 @@ class MicroBatch(NamedTuple):
             value_R = value_R.index_select(0, self.repeats_R)  # backward, this adds up in a fixed order
         return value_R.new_zeros(mask_BT.shape).masked_scatter(mask_BT, value_R)
 
+    def spread_all(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Spread the numbers of each reader, by the reader's name."""
+        return {name: self.spread(it) for name, it in found.items()}
+
+    def slots_in(self, share: Share) -> Sequence[int]:
+        """Return the slots of these groups in the batch of which a rank has this share."""
+        return share.slots[self.first_slot : self.first_slot + self.batch.groups]
+
     @property
     def at_once(self) -> bool:
         """True if the gradients of the micro-batch are computed in one pass."""
@@ -111,14 +119,6 @@ def groups_to_compute(batch: Batch, objective: Objective, training: TrainingConf
     first_PK = torch.tensor(first_equal_rows(batch)).unflatten(0, (-1, batch.responses_per_prompt))
     without_P = objective.has_no_gradient(_rewards(batch), (first_PK == first_PK[:, :1]).all(dim=1))
     return [group for group, without in enumerate(without_P.tolist()) if not without] or [0]
-
-
-def share_of(batch: Batch, computed: Sequence[int], ranks: Ranks) -> Share:
-    """Return the share of a rank in the groups that are computed, with their slots in the whole batch."""
-    if len(computed) == batch.groups:
-        return ranks.share(batch)
-    share = ranks.share(groups_at(batch, computed))
-    return share._replace(slots=[computed[it] for it in share.slots])
 
 
 def metrics_of_batch(batch: Batch, computed: Sequence[int]) -> Metrics:
@@ -227,6 +227,24 @@ def read(readers: Mapping[str, Reader], part: MicroBatch) -> dict[str, Tensor]:
     """Return, by the name of the reader, the numbers that each reader computes for all pieces in order."""
     numbers = {name: [reader(piece) for piece in (*part.pieces, *_spare(part))] for name, reader in readers.items()}
     return {name: torch.cat(by_piece[: len(part.pieces)]) for name, by_piece in numbers.items()}
+
+
+def read_by_all(
+    parts: Sequence[MicroBatch],
+    known: Sequence[Mapping[str, Tensor]],
+    share: Share,
+    batch: Batch,
+    ranks: Ranks,
+) -> dict[str, Tensor]:
+    """Return [B, T] for each reader: the numbers of all rows of a batch, of which each rank has read its share. `known`
+    has the results of `read` for the parts of this rank's share."""
+    whole = {name: it.new_zeros(batch.response_mask_BT.shape) for name, it in known[0].items()}
+    for part, found in zip(parts, known, strict=False):  # parts that do not count are left out
+        k = batch.responses_per_prompt
+        rows = [slot * k + j for slot in part.slots_in(share) for j in range(k)]
+        for name, it_BT in part.spread_all(found).items():
+            whole[name][rows, : it_BT.shape[1]] = it_BT
+    return {name: ranks.add_up(it) for name, it in whole.items()}
 
 
 def _spare(part: MicroBatch) -> list[Piece]:

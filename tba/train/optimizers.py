@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from tba.config import OptimizerName, TrainingConfig, same_moments
-from tba.distributed.ranks import held
+from tba.distributed.ranks import by_kind, held
 from tba.errors import ConfigError
 
 SMALL = 4096  # a parameter with fewer numbers, or without columns, keeps its moments in full precision
@@ -37,7 +37,10 @@ def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingConfig,
     if training.optimizer == "adamw-on-host":
         return AdamWOnHost(parameters, options)
     fused = training.optimizer == "adamw-fused" or parameters[0].device.type == "cuda"
-    return torch.optim.AdamW(parameters, **options, fused=fused or None)  # None lets torch choose, unlike False
+    groups = [{"params": kind} for kind in by_kind(parameters)]
+    if [id(it) for group in groups for it in group["params"]] != [id(it) for it in parameters]:
+        raise ValueError("parameters that are not sharded must come last, or the numbers of parameters would change")
+    return torch.optim.AdamW(groups, **options, fused=fused or None)  # None lets torch choose, unlike False
 
 
 def check_fits(stored: OptimizerName, chosen: OptimizerName) -> None:

@@ -5,9 +5,10 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from tba.config import TrainingConfig
-from tba.distributed.ranks import whole
+from tba.distributed.ranks import Ranks, at_rest, by_kind, held_as, is_sharded, whole
 from tba.models.adapters import trainable
 from tba.train.optimizers import make_optimizer
 from tba.train.training_state import optimizer_tensors, restore_optimizer
@@ -24,6 +25,7 @@ class Trained(Generic[Model]):
         self.model, self.name, self.learning_rate = model, name, learning_rate
         self.clip_norm = training.clip_norm
         self.parameters = [it for _, it in trainable(model)]  # only the adapters, if the policy has adapters
+        self.kinds = by_kind(self.parameters)
         self.optimizer = make_optimizer(self.parameters, training, learning_rate=learning_rate)
 
     @property
@@ -34,36 +36,50 @@ class Trained(Generic[Model]):
     def clipped_name(self) -> str:
         return f"{self.name}_clipped" if self.name else "clipped"
 
+    def add_up(self, ranks: Ranks) -> None:
+        """Sum the gradients of parameters that every rank holds whole. Those of sharded parameters are summed in the
+        backward pass."""
+        for parameter in self.parameters:
+            if parameter.grad is not None and not is_sharded(parameter):
+                ranks.add_up(parameter.grad)
+
     def grad_norm(self) -> Tensor:
-        return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        norms = [whole(get_total_norm([p.grad for p in kind if p.grad is not None])) for kind in self.kinds]
+        return norms[0] if len(norms) == 1 else get_total_norm(norms)
 
     def update(self, norm: Tensor, *, factor: float) -> Metrics:
         """Take a step with the gradients, whose norm is `norm`, at `factor` times the peak learning rate. If the
         settings clip gradients, return a metric: 1 if these gradients were clipped, 0 if not."""
         metrics: Metrics = {}
         if self.clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
+            for kind in self.kinds:
+                clip_grads_with_norm_(kind, self.clip_norm, norm)
             metrics = {self.clipped_name: float(norm > self.clip_norm)}
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * factor
         self.optimizer.step()
         return metrics
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of the weights and of the optimizer's state. Further training does not change the copy."""
-        weights = {name: it.detach().to("cpu", copy=True) for name, it in trainable(self.model)}
+    def tensors(self, *, keep: bool = True) -> dict[str, Tensor]:
+        """Return a copy of the weights, and of the part of the optimizer's state that this rank holds. Further training
+        does not change the copy. All ranks must call this together. Ranks with `keep` false get no weights."""
+        at_rest(self.model)
+        gathered = ((name, whole(it.detach())) for name, it in trainable(self.model))
+        weights = {name: it.to("cpu", copy=True) for name, it in gathered if keep}
         parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer)}
         return {f"{self.name}.{part}.{key}": it for part, tensors in parts.items() for key, it in tensors.items()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the weights and the optimizer from a copy that `tensors` made. Do nothing if the copy has no tensors
-        of this model, for example in a fork whose parent trained another model together with the policy."""
+        """Restore the weights and the optimizer from a copy that `tensors` made. With several ranks, the copy has the
+        rows that this rank holds. Do nothing if the copy has no tensors of this model, for example in a fork whose
+        parent trained another model together with the policy."""
         prefix = f"{self.name}."
         found = {key.removeprefix(prefix): it for key, it in tensors.items() if key.startswith(prefix)}
         if not found:
             return
+        at_rest(self.model)
         for name, parameter in trainable(self.model):
-            parameter.copy_(found[f"weights.{name}"])
+            parameter.copy_(held_as(parameter, found[f"weights.{name}"]))
         moments = {key.removeprefix("optimizer."): it for key, it in found.items() if key.startswith("optimizer.")}
         restore_optimizer(self.optimizer, moments)

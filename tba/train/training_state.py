@@ -4,8 +4,9 @@ The folder has the policy in full precision, the optimizer's moments, a referenc
 trained together with the policy, the random state, the step, and the prompt queues of the replay buffer. Nothing is
 pickled: optimizers are flattened into named tensors.
 
-With several ranks, each rank stores the rows of the optimizer's moments that it holds, in a file of its own. Any number
-of ranks can read these files: each rank reads the rows that it will hold.
+With several ranks, each rank stores the rows of the optimizers' moments that it holds, in a file of its own. Any number
+of ranks can read these files: each rank reads the rows that it will hold. A tensor with a single number is the same at
+all ranks. Weights are stored whole, by rank 0.
 """
 
 import json
@@ -18,7 +19,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tba.config import OptimizerName
@@ -29,7 +29,7 @@ from tba.runtime.host_copies import HostCopies, size_of
 from tba.train.optimizers import HeldAdamW
 
 _STATE, _FILE, _OPTIMIZER, _REFERENCE = "state.json", "optimizer", "optimizer.", "reference.safetensors"
-_AUXILIARY, _RANDOM = "companion.safetensors", "random"
+_AUXILIARY, _MOMENTS, _RANDOM = "companion.safetensors", "companion.", "random"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class TrainingState:
     random: Tensor  # torch's CPU generator
     optimizer_name: OptimizerName = "adamw"
     reference: dict[str, Tensor] | None = None  # the reference's weights by name, if it has moved
-    auxiliary: dict[str, Tensor] | None = None  # weights and optimizer of the model that the objective needs, if any
+    auxiliary: dict[str, Tensor] | None = None  # `name.weights.*` and `name.optimizer.*` of the second model, if any
     ranks: Ranks = ALONE  # the rank that has this state
     others: Callable[[], Sequence[Mapping[str, Any]]] = list  # waits for the files that other ranks store
 
@@ -51,7 +51,8 @@ class TrainingState:
         """Write the state into a folder. Return the sha256 of the files that this process has written, by name, except
         that of a small file."""
         sha256s = {optimizer_file(self.ranks): self.save_optimizer(folder)}
-        for tensors, name in ((self.reference, _REFERENCE), (self.auxiliary, _AUXILIARY)):
+        parts = self._parts_of_auxiliary()
+        for tensors, name in ((self.reference, _REFERENCE), (self.auxiliary and parts[0], _AUXILIARY)):
             if tensors is not None:
                 sha256s[name] = _write(folder / name, tensors)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues, "moments": len(self.optimizer)}
@@ -62,7 +63,15 @@ class TrainingState:
     def save_optimizer(self, folder: Path) -> str:
         """Write this rank's part of the optimizer, and return the sha256 of the file."""
         tensors = {f"{_OPTIMIZER}{name}": value for name, value in self.optimizer.items()}
+        tensors |= {f"{_MOMENTS}{name}": value for name, value in self._parts_of_auxiliary()[1].items()}
         return _write(folder / optimizer_file(self.ranks), {**tensors, _RANDOM: self.random})
+
+    def _parts_of_auxiliary(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the tensors of the second model that have a file of their own, and those in the file of the optimizer.
+        With several ranks, the latter are the moments, of which each rank holds a part."""
+        tensors, spread = self.auxiliary or {}, self.ranks.size > 1
+        moments = {name: it for name, it in tensors.items() if spread and name.split(".")[1] == "optimizer"}
+        return {name: it for name, it in tensors.items() if name not in moments}, moments
 
     @classmethod
     def load(cls, folder: Path, ranks: Ranks = ALONE) -> "TrainingState":
@@ -70,19 +79,15 @@ class TrainingState:
         of this program has added are ignored."""
         try:
             plain = json.loads((folder / _STATE).read_text())
-            tensors = read_optimizer(folder, ranks)
+            tensors, weights = read_optimizer(folder, ranks), _read_rows(folder / _AUXILIARY, ranks)
             state = cls(
                 **{name: plain[name] for name in ("step", "sync", "queues")},
-                optimizer={
-                    name.removeprefix(_OPTIMIZER): value
-                    for name, value in tensors.items()
-                    if name.startswith(_OPTIMIZER)
-                },
+                optimizer=_named_after(_OPTIMIZER, tensors),
                 random=tensors[_RANDOM],
                 optimizer_name=plain.get("optimizer", "adamw"),
                 ranks=ranks,
-                reference=_read_reference(folder / _REFERENCE, ranks),
-                auxiliary=_load(folder / _AUXILIARY),
+                reference=_read_rows(folder / _REFERENCE, ranks),
+                auxiliary=None if weights is None else weights | _named_after(_MOMENTS, tensors),
             )
             _check_moments(tensors.keys(), plain.get("moments", min(state.step, 1)), state.step)
             return state
@@ -134,11 +139,13 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return write_tensors(path, {name: Stored(it, it.dtype) for name, it in tensors.items()}, {})[0]
 
 
-def _load(path: Path) -> dict[str, Tensor] | None:
-    return load_file(path) if path.exists() else None
+def _named_after(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): it for name, it in tensors.items() if name.startswith(prefix)}
 
 
-def _read_reference(path: Path, ranks: Ranks) -> dict[str, Tensor] | None:
+def _read_rows(path: Path, ranks: Ranks) -> dict[str, Tensor] | None:
+    """Return the rows that a rank holds of the tensors in a file; None if there is no such file."""
     if not path.exists():
         return None
     with safe_open(path, "pt") as file:

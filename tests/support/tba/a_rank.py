@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from tba import errors
@@ -23,6 +22,7 @@ from tba.distributed.process_group import Group, Meeting, admit, join, leave, op
 from tba.distributed.ranks import Ranks
 from tba.distributed.sharding import ShardedPolicy, save_without_weights, shard, without_weights
 from tba.distributed.world import LOOPBACK, World
+from tba.models.adapters import adapter_like
 from tba.models.policy import Policy
 from tba.runtime.child import end_with_parent
 from tba.train import leader
@@ -41,15 +41,27 @@ PARTS = "TBA_TEST_PARTS"
 """The environment variable with the folder in which a rank stores its parts of checkpoints."""
 
 
-def precise_policy(*, seed: int = 0, tied: bool) -> Policy:
-    return Policy(tiny_llama(seed=seed, tied=tied).double(), tiny_tokenizer(), CPU)  # pyright: ignore
+def precise_policy(*, seed: int = 0, tied: bool, config: Config | None = None) -> Policy:
+    """Return a policy in double precision, with an adapter if the settings ask for one."""
+    model, adapter = tiny_llama(seed=seed, tied=tied), None
+    if config and config.model.lora_rank:
+        adapter = adapter_like(config.model, Path(), base_sha256="of a base")
+        adapter.put_into(model, seed=seed)
+    return Policy(model.double(), tiny_tokenizer(), CPU, adapter=adapter)  # pyright: ignore
 
 
-def sharded(made_of: str, ranks: Ranks, config: Config, source: PreTrainedModel | None = None) -> ShardedPolicy:
-    """Return a sharded policy in double precision, or with float32 weights if it computes in bfloat16."""
-    compute_dtype = config.training.compute_dtype
-    dtype = torch.float32 if compute_dtype == "bfloat16" else torch.float64
-    bare = without_weights(made_of, dtype=dtype, trust_remote_code=False)
+def sharded(made_of: str, ranks: Ranks, config: Config, source: Policy | None = None) -> ShardedPolicy:
+    """Return a sharded policy in double precision. Its weights are float32 if it computes in bfloat16, and bfloat16
+    with a `model.dtype` of bfloat16."""
+    compute_dtype, model = config.training.compute_dtype, config.model
+    lower = torch.float32 if model.dtype == "float32" else torch.bfloat16
+    precise = compute_dtype != "bfloat16" and lower == torch.float32
+    bare = without_weights(
+        made_of, dtype=torch.float64 if precise else lower, trust_remote_code=False,
+        adapter=adapter_like(model, Path(made_of), base_sha256="") if model.lora_rank else None,
+    )  # fmt: skip
+    if precise:
+        bare.model.double()  # pyright: ignore
     return shard(bare, ranks, CPU, source, compute_dtype=compute_dtype)
 
 
@@ -93,7 +105,7 @@ def begun(
     save_without_weights(policy, scratch)
 
     def begin() -> LeadingLearner:
-        return LeadingLearner(config, sharded(str(scratch), followers.ranks, config, policy.model), followers)
+        return LeadingLearner(config, sharded(str(scratch), followers.ranks, config, policy), followers)
 
     learner = followers.together("begin", begin, [config.to_dict(), str(scratch), str(checkpoint)])[0]
     if checkpoint:

@@ -2,18 +2,15 @@
 precision, so that what differs by more than the order of a sum is seen."""
 
 import json
-import os
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import psutil
 import pytest
 import torch
 
 from benchmarks.harness.tiny_models import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
-from tba.config import Config, OptimizerName
+from tba.config import OptimizerName
 from tba.distributed.sharding import save_without_weights, without_weights
 from tba.errors import Damaged
 from tba.models.policy import Policy
@@ -21,12 +18,9 @@ from tba.train.learner import Learner
 from tba.train.training_state import TrainingState
 from tests.support.models.families import FAMILIES, family_folder
 from tests.support.sampled_parameters import sampled
-from tests.support.tba.a_rank import begun, led, precise_policy
-from tests.support.tba.rank_batches import K, P, batch_at
-from tests.support.tba.trainers import settings
+from tests.support.tba.a_rank import precise_policy
+from tests.support.tba.rank_batches import CLOSE, K, P, batch_at, config_of, copied, save, weights_of
 
-SIZES = [2, 4]
-CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 OBJECTIVES = [
     {
         "objective__name": "trajectory-balance",
@@ -48,39 +42,6 @@ OBJECTIVES = [
         "objective__normaliser": "tokens",
     },
 ]
-
-
-def config_of(**changes: Any) -> Config:
-    return settings(
-        **{
-            "training__prompts_per_step": P,
-            "training__responses_per_prompt": K,
-            "search__initial_fill": P * K,
-            **changes,
-        }
-    )
-
-
-@pytest.fixture(scope="module", params=sampled(SIZES, kept=[2]))
-def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Return a function that makes learners over several processes. This process is the first rank; the other ranks
-    follow the newest learner."""
-    scratch, parts = tmp_path_factory.mktemp("ranks"), tmp_path_factory.mktemp("parts")
-    os.environ["GLOO_SOCKET_IFNAME"] = "of-a-cluster"
-    with led(request.param, parts=parts) as followers:
-        yield lambda config, policy, checkpoint=None: begun(followers, config, policy, scratch, checkpoint)
-
-
-def save(state: TrainingState, folder: Path) -> None:
-    """Save a state with the parts that the other ranks have stored."""
-    folder.mkdir()
-    state.save(folder)
-    for part in state.others():
-        Path(part["folder"], part["name"]).rename(folder / part["name"])
-
-
-def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
-    return dict(learner.snapshot().model.named_parameters())
 
 
 def test_no_rank_listens_to_a_network(many):
@@ -252,15 +213,3 @@ def test_each_optimizer_steps_with_ranks_as_without_and_goes_on_from_what_any_nu
 def wide_policy() -> Policy:
     """Return a policy with weights that are large enough for 8-bit moments."""
     return Policy(tiny_llama(width=64).double(), tiny_tokenizer(), torch.device("cpu"))  # pyright: ignore
-
-
-def copied(learner: Learner) -> Callable[[], Policy]:
-    """Return a function that makes copies of the learner's current policy."""
-    weights = {name: it.clone() for name, it in weights_of(learner).items()}
-
-    def make() -> Policy:
-        policy = precise_policy(tied=True)
-        policy.model.load_state_dict(weights, strict=False)
-        return policy
-
-    return make

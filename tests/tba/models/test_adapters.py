@@ -293,7 +293,6 @@ def test_an_optimizer_holds_the_adapter_alone_also_of_a_value_model(base):
         ({"model.lora_alpha": 8.0}, "model.lora_alpha does not apply where model.lora_rank is 0"),
         ({"model.lora_targets": "q_proj"}, "model.lora_targets does not apply where model.lora_rank is 0"),
         ({"model.lora_rank": 8, "model.publish_dtype": "bfloat16"}, "model.publish_dtype must be model.dtype"),
-        ({"model.lora_rank": 8, "training.ranks": 2}, "training.ranks must be 1 where model.lora_rank is 8"),
         ({"model.lora_rank": 8, "sync.whole_every": 2}, "sync.whole_every must be 1"),
         ({"model.lora_rank": 8, "objective.reference_decay": 0.9}, "objective.reference_decay must be 0"),
     ],

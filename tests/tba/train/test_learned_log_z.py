@@ -148,4 +148,4 @@ def test_a_prompt_ends_where_its_responses_begin_to_count(include_eos: bool):
 )
 def test_a_policy_without_a_backbone_is_refused(chosen: dict[str, Any], says: str):
     with pytest.raises(ConfigError, match=says):
-        make_auxiliary_model(settings(**chosen), tiny_llama().base_model)
+        make_auxiliary_model(settings(**chosen), Policy(tiny_llama().base_model, tiny_tokenizer(), torch.device("cpu")))

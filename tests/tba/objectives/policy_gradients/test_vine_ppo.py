@@ -156,7 +156,7 @@ MASK_PKT = torch.tensor([[[1, 1, 1, 0], [1, 1, 0, 0]], [[0, 1, 1, 1], [1, 0, 0, 
 
 
 def loss_of(objective: VinePPO, groups: Groups) -> Loss:
-    return objective.loss(objective.estimates(groups, beta=BETA).of(0, groups), beta=BETA)
+    return objective.loss(objective.estimates(groups, beta=BETA).of(range(len(groups.reward_PK)), groups), beta=BETA)
 
 
 def test_advantages_are_whitened_over_the_batch_and_go_through_the_clipped_loss():
@@ -196,7 +196,7 @@ def test_values_that_foretell_the_reward_explain_its_variance():
 def test_a_step_takes_the_stored_values_and_trains_the_policy_alone():
     config = settings(objective__name="vine-ppo", objective__penalty="none", training__groups_per_micro_batch=1)
     learner, buffer = Learner(config, tiny_policy()), Buffer(Journal())
-    assert learner.auxiliary is None and make_auxiliary_model(config, learner.policy.model) is None
+    assert learner.auxiliary is None and make_auxiliary_model(config, learner.policy) is None
     rows = buffer.trajectories(buffer.draw(1))
     batch = learner.collate(fetched_of(rows))
     learned = learner.learn(1, batch)
