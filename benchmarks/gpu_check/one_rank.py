@@ -51,8 +51,8 @@ def compared(name: str, shape: Shape, ranks: Any) -> dict[str, float]:
         policy = stage.random_policy(shape)
         save_without_weights(policy, folder)
         bare = without_weights(folder, dtype=torch.float32, trust_remote_code=False)
-        source = policy.model.to(cpu)  # pyright: ignore[reportArgumentType]
-        sharded = shard(bare, ranks, stage.device(), source, compute_dtype="float32")
+        policy.model.to(cpu)  # pyright: ignore[reportArgumentType]
+        sharded = shard(bare, ranks, stage.device(), policy, compute_dtype="float32")
     ours, seconds = trained(config, sharded, shape)
     return {"away": float((ours - plain).norm() / (plain - start).norm()), "seconds_per_step": round(seconds, 4)}
 

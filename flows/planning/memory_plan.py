@@ -83,12 +83,19 @@ def roles_of(config: Config) -> list[str]:
     return ["trainer", *(f"searcher-{i}" for i in range(config.search.searchers)), "evaluator"]
 
 
+def ranks_here(config: Config, count: int) -> int:
+    """Return how many ranks of the trainer are on a machine with so many GPUs. With a copy of the weights on each
+    machine (`training.copy_per`), a multiple of `count` means several such machines."""
+    ranks = config.training.ranks
+    return count if config.training.copy_per == "node" and ranks % count == 0 else ranks
+
+
 def place(config: Config, count: int) -> list[list[str]]:
     """Return the roles on each of so many GPUs. `flows.supervision.gpus` places them by the same rule: each role takes
     the GPUs with the fewest roles, and those of the trainer last."""
     placed: list[list[str]] = [[] for _ in range(count)]
     for role in roles_of(config):
-        wanted = config.training.ranks if role == "trainer" else config.engine.gpus
+        wanted = ranks_here(config, count) if role == "trainer" else config.engine.gpus
         if wanted > count:
             setting = "training.ranks" if role == "trainer" else "engine.tensor_parallel"
             raise ConfigError(f"{setting}: the plan is for {count} GPU{'s' * (count > 1)}, got {wanted}")
@@ -124,7 +131,7 @@ def plan(config: Config, model: Model, gpus: Gpus) -> Plan:
     cannot be used."""
     vllm = engines_of(config, gpus)
     by_kind = {
-        "trainer": role_main_memory.trainer(config, model),
+        "trainer": role_main_memory.trainer(config, model, ranks_here(config, gpus.count)),
         "searcher": role_main_memory.searcher(config, model, vllm=vllm["searcher"]),
         "evaluator": role_main_memory.evaluator(config, model, vllm=vllm["evaluator"]),
     }
@@ -155,7 +162,8 @@ def _on_gpus(config: Config, model: Model, gpus: Gpus, vllm: Mapping[Generating,
             crowd = 1 if shifts else max(len(it.roles) for it in planned if role in it.roles)
             first = heads.setdefault(role, i) == i
             if role == "trainer":
-                gpu.loads.append(Load(role, role_memory.trainer(config, model), parked=role_memory.CONTEXT))
+                parts = role_memory.trainer(config, model, ranks_here(config, gpus.count))
+                gpu.loads.append(Load(role, parts, parked=role_memory.CONTEXT))
                 continue
             gpu.loads.append(_generating(config, model, role, crowd, total=gpus.size, whole=first, vllm=vllm))
     return planned

@@ -16,12 +16,12 @@ ROOM_BYTES = 2**30
 because importing torch takes seconds."""
 
 
-def trainer(config: Config, model: Model) -> Parts:
-    """Return the main memory of all ranks of the trainer. While a checkpoint is being stored, the trainer may already
-    have made the copy of the next version. If the store is slow, another copy of each may wait, which is not
-    counted."""
+def trainer(config: Config, model: Model, ranks: int = 0) -> Parts:
+    """Return the main memory of so many ranks of the trainer, by default of all, on the machine of rank 0. While a
+    checkpoint is being stored, the trainer may already have made the copy of the next version. If the store is slow,
+    another copy of each may wait, which is not counted."""
     version, checkpoint = trainer_memory.copied(config)
-    parts = {"processes": PROCESS * config.training.ranks, "trajectories": config.limits.memory_gb * 1e9}
+    parts = {"processes": PROCESS * (ranks or config.training.ranks), "trajectories": config.limits.memory_gb * 1e9}
     if hosted := trainer_memory.on_host(config):
         buffers = 2 * model.vocabulary * model.hidden * BYTES[config.model.dtype]
         parts["AdamW"] = hosted * model.parameters + buffers

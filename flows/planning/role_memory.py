@@ -28,11 +28,12 @@ SCORED = 8192
 """Tokens of a row in which the reference's log-probabilities are computed on a GPU."""
 
 
-def trainer(config: Config, model: Model) -> Parts:
-    """Return the memory of each rank of the trainer, at the moment of a step when it takes most."""
+def trainer(config: Config, model: Model, divided: int = 0) -> Parts:
+    """Return the memory of each rank of the trainer, at the moment of a step when it takes most. `divided` is the
+    number of ranks that hold one copy of the weights; 0 means all."""
     ranks = config.training.ranks
     return {
-        "weights and moments": sum(trainer_memory.held(config, model).values()) * model.parameters / ranks,
+        "weights and moments": sum(trainer_memory.held(config, model).values()) * model.parameters / (divided or ranks),
         **max(_moments_of_step(config, model), key=lambda parts: sum(parts.values())),
         "CUDA": CONTEXT + (COMMUNICATION if ranks > 1 else 0.0),
     }

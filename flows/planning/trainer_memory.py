@@ -19,6 +19,7 @@ def describe(config: Config) -> str:
     model = find_policy(config)
     ranks, parts, hosted = config.training.ranks, held(config, model), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
+    on += " if all are on one machine" if ranks > 1 and config.training.copy_per == "node" else ""
     on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""
     formula = f"{' + '.join(f'{name} {size:.3g}' for name, size in parts.items())} = {each:.4g} bytes a parameter"
     if model is None:

@@ -40,6 +40,20 @@ def with_ranks(config: Config, world: "World | None") -> Config:
         raise ConfigError(f"WORLD_SIZE: {error}") from None
 
 
+def parts_of(config: Config, world: "World") -> int:
+    """Return the number of ranks that hold one copy of the weights. Raise ConfigError if the settings want a copy on
+    each machine, but the ranks of a machine do not follow one another."""
+    if config.training.copy_per == "trainer":
+        return world.size
+    if world.size % world.local_size or world.rank % world.local_size != world.local_rank:
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE must divide WORLD_SIZE ({world.size}) where training.copy_per is 'node', and "
+            f"LOCAL_RANK must be RANK ({world.rank}) modulo LOCAL_WORLD_SIZE, got LOCAL_WORLD_SIZE {world.local_size} "
+            f"and LOCAL_RANK {world.local_rank}"
+        )
+    return world.local_size
+
+
 def device_of(config: Config, world: "World") -> "torch.device":
     """Return the device of a rank: the GPU with the rank's number on its machine, or the CPU."""
     import torch
@@ -126,7 +140,8 @@ def lead_ranks(
         return
     lease.tell(f"waiting for {size - 1} more ranks")
     here = world or local_world(size)
-    device, meeting, limits = device_of(config, here), open_meeting(run, attempt, here), config.limits
+    device, parts = device_of(config, here), parts_of(config, here)
+    meeting, limits = open_meeting(run, attempt, here), config.limits
     report = partial(events.write, "failed", severity="error")
     places = {} if world else {rank: _place(here, rank, meeting.port) for rank in range(1, size)}
     with start_children([*COMMAND, run.url, "--child"], places) as children:
@@ -138,10 +153,11 @@ def lead_ranks(
             every=limits.lease_every,
             silent_after=limits.silent_after,
             report=report,
+            parts=parts,
         ) as followers:
             try:
                 followers.stored_parts(HAS_CHECKPOINT)
-                join(here, meeting, device)
+                join(here, meeting, device, parts=parts)
                 yield LeadingRank(config, followers, device)
             finally:
                 followers.release()

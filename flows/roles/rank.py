@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.roles.leading_rank import device_of, shard_policy, with_ranks
+from flows.roles.leading_rank import device_of, parts_of, shard_policy, with_ranks
 from flows.roles.meeting import find_meeting
 from flows.roles.role import run_role
 from flows.roles.threads import switch_soon, use_threads
@@ -79,7 +79,7 @@ def follow(run: Run, world: "World") -> None:
     from tba.distributed.process_group import join, leave
     from tba.train.leader import Follower
 
-    device, limits = device_of(config, world), config.limits
+    device, parts, limits = device_of(config, world), parts_of(config, world), config.limits
     meeting, attempt = find_meeting(run, world)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -88,7 +88,7 @@ def follow(run: Run, world: "World") -> None:
             with heartbeats.reporting():
                 checkpoint = fetch_checkpoint(run, attempt)
                 meeting.store.set(part_key(HAS_CHECKPOINT, world.rank), "true")
-                ranks = join(world, meeting, device)
+                ranks = join(world, meeting, device, parts=parts)
             follower = Follower(
                 make=lambda order: make_learner(config, ranks, device, order, scratch),
                 load=lambda: load_state(checkpoint, ranks),

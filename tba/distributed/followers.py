@@ -67,8 +67,9 @@ class Followers:
         silent_after: float,
         grace: float = 3 * END_PATIENCE,
         report: Callable[[str], object] | None = None,  # called with the reason before the process of rank 0 is ended
+        parts: int = 0,  # see `Ranks`
     ):
-        self.ranks, self.names, self.children = Ranks(0, len(names) + 1), names, children
+        self.ranks, self.names, self.children = Ranks(0, len(names) + 1, parts), names, children
         self.silent_after, self.grace, self._store = silent_after, grace, reach(store.host, store.port)
         self._report = report
         self.suspect_after = max(_SUSPECT, 2 * every)

@@ -96,9 +96,9 @@ def find_group(store: dist.TCPStore) -> Group | None:
     return Group(**json.loads(store.get(_GROUP))) if store.check([_GROUP]) else None
 
 
-def join(world: World, meeting: Meeting, device: torch.device) -> Ranks:
+def join(world: World, meeting: Meeting, device: torch.device, *, parts: int = 0) -> Ranks:
     """Join the process group, and return once all ranks have joined. Tensors on GPUs are sent by NCCL, tensors in main
-    memory by gloo."""
+    memory by gloo. Raise ConfigError, at all ranks, if they want to divide weights into different numbers of parts."""
     _choose_interface(world, meeting)
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -111,7 +111,13 @@ def join(world: World, meeting: Meeting, device: torch.device) -> Ranks:
         timeout=PATIENCE,
         device_id=device if on_gpu else None,
     )
-    return Ranks(world.rank, world.size)
+    ranks = Ranks(world.rank, world.size, parts)
+    most, least = ranks.most([ranks.parts, -ranks.parts])
+    if most != -least:
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE must be equal on all machines where training.copy_per is 'node', got {-least} and {most}"
+        )
+    return ranks
 
 
 def _choose_interface(world: World, meeting: Meeting) -> None:

@@ -30,10 +30,27 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of this rank, and the number of all ranks. A single rank does not communicate."""
+    """The number of this rank, and the number of all ranks. A single rank does not communicate.
+
+    The weights and what belongs to them are divided among all ranks or, if `parts` is set, among this many ranks in a
+    row. The next ranks in a row then hold another copy."""
 
     rank: int = 0
     size: int = 1
+    parts: int = 0  # set by __post_init__ if it is 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", self.parts or self.size)
+
+    @property
+    def part(self) -> int:
+        """The number of the part that this rank holds of each weight."""
+        return self.rank % self.parts
+
+    @property
+    def stores(self) -> bool:
+        """True if this rank stores its part in checkpoints. Of several copies, only the first is stored."""
+        return self.rank < self.parts
 
     def share(self, batch: Batch) -> Share:
         if self.size == 1:

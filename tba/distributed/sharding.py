@@ -1,8 +1,9 @@
 """A policy that no rank holds whole. Each rank has some rows of each weight. It has all rows only of the layer that it
 is computing.
 
-This is FSDP2 of torch, applied to each block of the transformer. Gradients are summed over the ranks; each rank
-contributes the gradient of its share of the loss.
+This is FSDP2 of torch, applied to each block of the transformer. Gradients are summed over all ranks; each rank
+contributes the gradient of its share of the loss. With several copies of the weights, each rank gathers from the ranks
+of its own copy, and gradients are summed over the ranks of a copy first, then over the copies.
 """
 
 import copy
@@ -79,7 +80,7 @@ def shard(
 ) -> ShardedPolicy:
     """Shard a policy that has no weights, and give it the weights of `source`. Only rank 0 passes a `source`, a policy
     in main memory, which loses its weights."""
-    lowers, mesh = is_lowered(bare.model, compute_dtype, device), init_device_mesh(device.type, (ranks.size,))
+    lowers, mesh = is_lowered(bare.model, compute_dtype, device), _mesh(ranks, device)
     model, skeleton = bare.model, copy.deepcopy(bare.model)
     theirs: dict[int, Tensor] = {}
     if source:
@@ -101,6 +102,14 @@ def shard(
         model, bare.tokenizer, device, adapter=source.adapter if source else bare.adapter, skeleton=skeleton,
         ranks=ranks, mesh=mesh, lowers=lowers,
     )  # fmt: skip
+
+
+def _mesh(ranks: Ranks, device: torch.device) -> DeviceMesh:
+    """Return the mesh of all ranks. If there are several copies of the weights, the first dimension has the copies, and
+    the second the parts of each."""
+    if ranks.parts == ranks.size:
+        return init_device_mesh(device.type, (ranks.size,))
+    return init_device_mesh(device.type, (ranks.size // ranks.parts, ranks.parts), mesh_dim_names=("copies", "parts"))
 
 
 def _shard(model: PreTrainedModel, mesh: DeviceMesh, fill: Callable[[Tensor], Tensor], lowers: bool) -> None:

@@ -62,7 +62,10 @@ class LeadingLearner(Learner):
         """Return the state of rank 0. The other ranks store their states themselves, and `TrainingState.others` waits
         until they have done so."""
         state = partial(super().state, step=step, sync=sync)
-        others = partial(self.followers.stored_parts, str(sync))
+
+        def others() -> list[Mapping[str, Any]]:
+            return [part for part in self.followers.stored_parts(str(sync)) if part]
+
         return replace(self.followers.together("state", state, [step, sync])[0], others=others)
 
 
@@ -105,10 +108,11 @@ class Follower:
             writing.submit(lambda: keep(training_state, sync))
 
         def keep(training_state: TrainingState, sync: int) -> None:
-            """Store this rank's part. If this fails, report the error and end the process: rank 0 waits for the part,
-            and may send no further order that could be answered with the error."""
+            """Store this rank's part, if it stores any. If this fails, report the error and end the process: rank 0
+            waits for the part, and may send no further order that could be answered with the error."""
             try:
-                store.set(part_key(str(sync), rank), json.dumps(self.store(training_state)))
+                part = self.store(training_state) if training_state.ranks.stores else None
+                store.set(part_key(str(sync), rank), json.dumps(part))
             except Exception as error:
                 log.exception("the state of the optimizer cannot be stored")
                 heartbeats.report(error)

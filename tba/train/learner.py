@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tba.batches.batching import Batch, collate, groups_at, groups_in, known
+from tba.batches.batching import Batch, collate, groups_at, known
 from tba.batches.packing import CannotPack, why_attention_pads, why_padded
 from tba.batches.recomputation import keeping_little, layers_of
 from tba.config import Config
@@ -88,11 +88,11 @@ class Learner:
             step=step,
             sync=sync,
             queues={},
-            optimizer=optimizer_tensors(self.trained.optimizer),
+            optimizer=optimizer_tensors(self.trained.optimizer) if self.ranks.stores else {},
             optimizer_name=self.config.training.optimizer,
             random=torch.get_rng_state(),
             reference=self.reference and self.reference.tensors(keep=self.ranks.rank == 0),
-            auxiliary=self.auxiliary and self.auxiliary.tensors(keep=self.ranks.rank == 0),
+            auxiliary=self.auxiliary and self.auxiliary.tensors(self.ranks),
             ranks=self.ranks,
         )
 
@@ -162,7 +162,7 @@ class Learner:
         if self.reference:
             parts = [self.reference.refer(part, self.logps) for part in parts]
         readers = self._readers()
-        known, estimates = self._look_ahead(parts, counted, share, chosen, whole=batch, beta=beta)
+        known, estimates = self._look_ahead(parts, share, chosen, whole=batch, beta=beta)
         outcomes: list[Outcome] = []
         metrics: Metrics = {}
         for it in self.all_trained():
@@ -193,23 +193,19 @@ class Learner:
         return sorted(outcomes, key=lambda it: (it.slot, it.position)), metrics
 
     def _look_ahead(
-        self, parts: Sequence[MicroBatch], counted: int, share: Share, chosen: Batch, *, whole: Batch, beta: float
+        self, parts: Sequence[MicroBatch], share: Share, chosen: Batch, *, whole: Batch, beta: float
     ) -> tuple[Sequence[Mapping[str, Tensor] | None], Estimates | None]:
-        """Read the whole batch once without gradients, if the objective needs estimates from the whole batch. Return
-        the numbers that were read of each part, and the estimates. `chosen` has the groups that are computed, and
-        `share` those of this rank. The first `counted` parts count."""
+        """Read all groups that are computed, `chosen`, once without gradients, if the objective needs estimates from
+        the whole batch. Return the numbers that were read of each part of this rank's share, and the estimates."""
         if not self.objective.needs_whole_batch:
             return [None] * len(parts), None
         known = [read(self._readers(), part) for part in parts]
-        chosen = groups_in(chosen, slice(0, chosen.groups))
-        found = read_by_all(parts[:counted], known, share, chosen, self.ranks)
-        return known, self.objective.estimates(self._groups(chosen, found, whole=whole), beta=beta)
+        chosen, found_BT = read_by_all(parts, known, share, chosen, self.ranks)
+        return known, self.objective.estimates(self._groups(chosen, found_BT, whole=whole), beta=beta)
 
     def _groups(self, part: Batch, found_BT: Mapping[str, Tensor], *, whole: Batch) -> Groups:
-        """Return a part of the batch as groups. `found_BT` has the numbers that the readers computed for each token of
-        this part, by the reader's name."""
-        longest = self.config.search.max_response_tokens
-        groups = as_groups(found_BT["logp"], part, whole=whole, max_tokens=longest)
+        """Return a part of the batch as groups. `found_BT` has the numbers of each reader."""
+        groups = as_groups(found_BT["logp"], part, whole=whole, max_tokens=self.config.search.max_response_tokens)
         if "value" in found_BT:
             return replace(groups, value_PKT=found_BT["value"].unflatten(0, (-1, part.responses_per_prompt)))
         if self.auxiliary and isinstance(self.auxiliary.model, LogZ):

@@ -19,6 +19,7 @@ out before the batch is divided.
 # Shapes: B rows, T tokens of a row with padding, R counted tokens of a piece, D hidden.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -230,21 +231,27 @@ def read(readers: Mapping[str, Reader], part: MicroBatch) -> dict[str, Tensor]:
 
 
 def read_by_all(
-    parts: Sequence[MicroBatch],
-    known: Sequence[Mapping[str, Tensor]],
-    share: Share,
-    batch: Batch,
-    ranks: Ranks,
-) -> dict[str, Tensor]:
-    """Return [B, T] for each reader: the numbers of all rows of a batch, of which each rank has read its share. `known`
-    has the results of `read` for the parts of this rank's share."""
-    whole = {name: it.new_zeros(batch.response_mask_BT.shape) for name, it in known[0].items()}
-    for part, found in zip(parts, known, strict=False):  # parts that do not count are left out
-        k = batch.responses_per_prompt
+    parts: Sequence[MicroBatch], known: Sequence[Mapping[str, Tensor]], share: Share, batch: Batch, ranks: Ranks
+) -> tuple[Batch, dict[str, Tensor]]:
+    """Return a batch of which each rank has read its share, with the reference log-probabilities that its parts have
+    now, and for each reader the numbers of all rows, [B, T]. `known` has the results of `read` for the parts of this
+    rank. If the share does not count, neither do they."""
+    batch, k = groups_in(batch, slice(0, batch.groups)), batch.responses_per_prompt
+    whole: dict[str, Tensor] = {}
+    for part, found in zip(parts, known, strict=True):
         rows = [slot * k + j for slot in part.slots_in(share) for j in range(k)]
-        for name, it_BT in part.spread_all(found).items():
-            whole[name][rows, : it_BT.shape[1]] = it_BT
-    return {name: ranks.add_up(it) for name, it in whole.items()}
+        for name, it in {**part.spread_all(found), **_references(part.batch)}.items():
+            shape = batch.response_mask_BT.shape[: it.ndim]
+            to = whole.setdefault(name, it.new_zeros(shape))
+            if share.counts:
+                to[(rows, slice(it.shape[1])) if it.ndim == 2 else rows] = it
+    whole = {name: ranks.add_up(it) for name, it in whole.items()}
+    references = {name: whole.pop(name) for name in _references(batch)}
+    return replace(batch, **references), whole
+
+
+def _references(batch: Batch) -> dict[str, Tensor]:
+    return {name: it for name in ("ref_logp_B", "ref_logp_BT") if (it := getattr(batch, name)) is not None}
 
 
 def _spare(part: MicroBatch) -> list[Piece]:

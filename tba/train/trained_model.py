@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from tba.config import TrainingConfig
-from tba.distributed.ranks import Ranks, at_rest, by_kind, held_as, is_sharded, whole
+from tba.distributed.ranks import ALONE, Ranks, at_rest, by_kind, held_as, is_sharded, whole
 from tba.models.adapters import trainable
 from tba.train.optimizers import make_optimizer
 from tba.train.training_state import optimizer_tensors, restore_optimizer
@@ -60,13 +60,13 @@ class Trained(Generic[Model]):
         self.optimizer.step()
         return metrics
 
-    def tensors(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """Return a copy of the weights, and of the part of the optimizer's state that this rank holds. Further training
-        does not change the copy. All ranks must call this together. Ranks with `keep` false get no weights."""
+    def tensors(self, ranks: Ranks = ALONE) -> dict[str, Tensor]:
+        """Return a copy of what a rank stores: rank 0 the weights, and each rank its part of the optimizer's state.
+        Further training does not change the copy. All ranks must call this together."""
         at_rest(self.model)
         gathered = ((name, whole(it.detach())) for name, it in trainable(self.model))
-        weights = {name: it.to("cpu", copy=True) for name, it in gathered if keep}
-        parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer)}
+        weights = {name: it.to("cpu", copy=True) for name, it in gathered if ranks.rank == 0}
+        parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer) if ranks.stores else {}}
         return {f"{self.name}.{part}.{key}": it for part, tensors in parts.items() for key, it in tensors.items()}
 
     @torch.no_grad()

@@ -6,7 +6,8 @@ pickled: optimizers are flattened into named tensors.
 
 With several ranks, each rank stores the rows of the optimizers' moments that it holds, in a file of its own. Any number
 of ranks can read these files: each rank reads the rows that it will hold. A tensor with a single number is the same at
-all ranks. Weights are stored whole, by rank 0.
+all ranks. Weights are stored whole, by rank 0. If there are several copies of the weights, the ranks of the first copy
+store everything.
 """
 
 import json
@@ -69,7 +70,7 @@ class TrainingState:
     def _parts_of_auxiliary(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the second model that have a file of their own, and those in the file of the optimizer.
         With several ranks, the latter are the moments, of which each rank holds a part."""
-        tensors, spread = self.auxiliary or {}, self.ranks.size > 1
+        tensors, spread = self.auxiliary or {}, self.ranks.parts > 1
         moments = {name: it for name, it in tensors.items() if spread and name.split(".")[1] == "optimizer"}
         return {name: it for name, it in tensors.items() if name not in moments}, moments
 
@@ -153,7 +154,7 @@ def _read_rows(path: Path, ranks: Ranks) -> dict[str, Tensor] | None:
 
 
 def optimizer_file(ranks: Ranks) -> str:
-    return f"{_FILE}.safetensors" if ranks.size == 1 else f"{_FILE}-{ranks.rank:05}-of-{ranks.size:05}.safetensors"
+    return f"{_FILE}.safetensors" if ranks.parts == 1 else f"{_FILE}-{ranks.part:05}-of-{ranks.parts:05}.safetensors"
 
 
 def read_optimizer(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
@@ -179,7 +180,7 @@ def _rows(files: Sequence[Any], key: str, ranks: Ranks) -> Tensor:
     shapes = [it.get_shape() for it in slices]
     if not shapes[0] or key == _RANDOM:
         return files[0].get_tensor(key)
-    wanted, first, parts = rows_of(ranks.rank, ranks.size, sum(shape[0] for shape in shapes)), 0, list[Tensor]()
+    wanted, first, parts = rows_of(ranks.part, ranks.parts, sum(shape[0] for shape in shapes)), 0, list[Tensor]()
     for it, (rows, *_) in zip(slices, shapes, strict=True):
         start, stop = max(wanted.start - first, 0), min(wanted.stop - first, rows)
         if start < stop or not parts:

@@ -72,6 +72,20 @@ def test_too_few_gpus_are_told_by_the_setting_that_needs_them():
         place(preset("gsm8k").replace({"engine.tensor_parallel": 4}), 2)
 
 
+def test_with_a_copy_of_the_weights_on_each_machine_the_plan_is_for_one_of_several():
+    model, sixteen = KNOWN["Qwen/Qwen2.5-7B"], {"training.ranks": 16, "training.prompts_per_step": 16}
+    with pytest.raises(ConfigError, match=r"^training\.ranks: the plan is for 8 GPUs, got 16$"):
+        memory_plan.plan(preset("math").replace(sixteen), model, MANY)
+    apart = preset("math").replace({**sixteen, "training.copy_per": "node"})
+    together = preset("math").replace({**sixteen, "training.ranks": 8})
+    plans = [memory_plan.plan(it, model, MANY) for it in (apart, together)]
+    held = [[load.parts.get("weights and moments") for gpu in it.gpus for load in gpu.loads] for it in plans]
+    assert held[0] == held[1] and any(held[0])
+    assert plans[0].in_main_memory["trainer"] == plans[1].in_main_memory["trainer"]
+    with pytest.raises(ConfigError, match=r"^training\.ranks: the plan is for 8 GPUs, got 12$"):
+        memory_plan.plan(apart.replace({"training.ranks": 12}), model, MANY)
+
+
 # --- what fits --------------------------------------------------------------------------------------------------------
 
 

@@ -107,6 +107,9 @@ def test_a_micro_batch_has_no_more_tokens_than_a_step_of_a_rank_and_no_fewer_tha
         ({"model.device": "cpu", "training.optimizer": "adamw-on-host"}, 16),
         ({"training.ranks": 2, "training.optimizer": "adamw-on-host"}, 8),
         ({"training.ranks": 2, "training.optimizer": "adamw-8bit"}, 8 + 2 * 260 / 256),
+        ({"training.ranks": 2, "objective.name": "ppo"}, 32),
+        ({"training.ranks": 2, "model.lora_rank": 8}, 4),
+        ({"training.ranks": 2, "model.lora_rank": 8, "objective.reference_reset": 50, "objective.name": "ppo"}, 12),
     ],
 )
 def test_all_bytes_that_training_holds_for_a_parameter_are_counted(changes: dict[str, object], bytes_each: float):

@@ -24,6 +24,8 @@ from storage.runs.control import change_state, read_state
 from storage.runs.leases import read_lease
 from storage.runs.rendezvous import find_rendezvous
 from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from tba.types import Version
 from tests.support.flows.killed_runs import kill, role, rows, stored
 from tests.support.flows.live_roles import IN_STEP, check_nearly_same_steps, settings
 from tests.support.flows.roles import TINY, end_roles
@@ -50,8 +52,8 @@ def automatic(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def start(root: Path, policy: Path, name: str) -> Run:
-    changes = {**IN_STEP, "training.ranks": 2}
+def start(root: Path, policy: Path, name: str, **more: object) -> Run:
+    changes = {**IN_STEP, "training.ranks": 2, **more}
     return create.start(settings(policy, **changes), str(root), name)
 
 
@@ -64,11 +66,11 @@ def torchrun(run: Run, ranks: int, log: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-def by_hand(run: Run, ranks: int, log: Path) -> "list[subprocess.Popen[bytes]]":
+def by_hand(run: Run, ranks: int, log: Path, **more: int) -> "list[subprocess.Popen[bytes]]":
     """Start ranks of which only rank 0 is told an address. The others learn it from the run's storage."""
     processes = list[subprocess.Popen[bytes]]()
     for rank in reversed(range(ranks)):
-        said = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+        said = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, **more}
         environment = {**os.environ, **{name: str(value) for name, value in said.items()}}
         if rank == 0:
             environment["MASTER_ADDR"] = "127.0.0.1"
@@ -171,3 +173,39 @@ def test_a_supervised_run_gets_more_searchers_and_after_a_stop_more_ranks(policy
     assert (begins, ends) == (1, steps) and 1 < goes_on <= last + 1
     assert rows(run, "select count(distinct searcher) from trajectories") == [(2,)]
     assert check(run).problems == []
+
+
+@pytest.mark.long
+def test_adapters_and_a_value_model_train_with_ranks_as_without(policy: Path, tmp_path: Path):
+    """The run with ranks loses one of them, and is continued by a single process."""
+    changes = {"model.lora_rank": 2, "training.learning_rate": 1e-2, "objective.name": "ppo"}
+    alone, run = (start(tmp_path, policy, name, **changes) for name in ("alone", "ranks"))
+    searcher, log = role(alone, "searcher"), tmp_path / "log"
+    begun = by_hand(alone, 1, log)
+    try:
+        assert begun[0].wait(200) == 0, log.read_text()[-3000:]
+        kill(searcher)
+        searcher = role(run, "searcher")
+        begun += by_hand(run, 2, log)
+        until(lambda: stored(run, layout.STEPS) >= 3, "three syncs", 200, log=log)
+        begun[1].send_signal(signal.SIGKILL)
+        assert begun[2].wait(120) == 1, log.read_text()[-3000:]
+        assert (Checkpoints(run).newest() or Version(0, 0)).number >= 2
+        begun += by_hand(run, 1, log)
+        assert begun[3].wait(300) == 0, log.read_text()[-3000:]
+    finally:
+        end(begun)
+        change_state(run, desired="stop", why="finished")
+        kill(searcher)
+    check_nearly_same_steps(run, alone)
+    assert check(run).problems == []
+
+
+def test_ranks_of_a_machine_must_follow_one_another_to_share_a_copy_of_the_weights(policy: Path, tmp_path: Path):
+    run, log = start(tmp_path, policy, "apart", **{"training.copy_per": "node"}), tmp_path / "log"
+    (trainer,) = by_hand(run, 1, log, WORLD_SIZE=3, LOCAL_WORLD_SIZE=2)
+    try:
+        assert trainer.wait(100) == 2
+    finally:
+        end([trainer])
+    assert "LOCAL_WORLD_SIZE must divide WORLD_SIZE (3) where training.copy_per is 'node'" in log.read_text()

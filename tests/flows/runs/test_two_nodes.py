@@ -136,9 +136,13 @@ def kill_rank_0(run: Run) -> None:
 
 
 @pytest.mark.long
-def test_the_rest_goes_on_when_rank_0_is_killed_and_when_a_node_is_unplugged(nodes: list[Node], tmp_path: Path):
+@pytest.mark.parametrize("copy_per", ["trainer", "node"])
+def test_the_rest_goes_on_when_rank_0_is_killed_and_when_a_node_is_unplugged(
+    nodes: list[Node], tmp_path: Path, copy_per: str
+):
     policy, root = tiny_folder(tmp_path / "policy"), str(tmp_path / "root")
-    alone, run = (start(root, policy, name) for name in ("alone", "nodes"))
+    changes = {"training.copy_per": copy_per, "task.name": "tests.support.flows.live_roles:OddTokens"}
+    alone, run = (start(root, policy, name, **changes) for name in ("alone", "nodes"))
     searcher, trainer = role(alone, "searcher"), role(alone, "trainer")
     try:
         assert trainer.wait(200) == 0
@@ -172,8 +176,7 @@ def test_the_rest_goes_on_when_rank_0_is_killed_and_when_a_node_is_unplugged(nod
     (failed,) = rows(run, "select message from events where kind = 'failed'")
     assert re.match(r"rank 1 of the trainer \(pid \d+ on \S+\) has given no sign of life", failed[0])
     assert attempts(run) == [4, 2, 2]
-    # AdamW divides the first gradients, which are tiny, by their own size, so ten steps let their rounding grow.
-    check_nearly_same_steps(run, alone, within=5e-3)
+    check_nearly_same_steps(run, alone)
     assert check(run).problems == []
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import debug
 
 from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from tba import errors
@@ -39,6 +40,9 @@ until a silent rank 0 is lost, and until the rank then ends."""
 
 PARTS = "TBA_TEST_PARTS"
 """The environment variable with the folder in which a rank stores its parts of checkpoints."""
+
+COPIED = "TBA_TEST_COPIED"
+"""The environment variable with the number of ranks that hold one copy of the weights; 0 means all."""
 
 
 def precise_policy(*, seed: int = 0, tied: bool, config: Config | None = None) -> Policy:
@@ -74,12 +78,16 @@ def led(
     parts: Path | None = None,
     times: str = f"{EVERY} 60 10",
     late: float = 0.0,
+    each: int = 0,
+    others: int | None = None,
 ) -> Iterator[Followers]:
-    """Start ranks, and lead them as rank 0. `late` is for how many seconds rank 0 waits after the others have come."""
+    """Start ranks, and lead them as rank 0. `late` is for how many seconds rank 0 waits after the others have come.
+    `each` is the number of ranks that hold one copy of the weights, 0 for all; `others` is that number as the other
+    ranks believe it."""
     world = World(rank=0, size=size, local_size=size, address=LOOPBACK)
     meeting = open_meeting(world)
     admit(meeting, Group(attempt=1, size=size, token="of a test"))
-    said = {PARTS: str(parts), TIMES: times}
+    said = {PARTS: str(parts), TIMES: times, COPIED: str(each if others is None else others)}
     places = {
         rank: replace(world, rank=rank, local_rank=rank, port=meeting.port).variables() | said
         for rank in range(1, size)
@@ -88,14 +96,16 @@ def led(
         names = await_ranks(meeting.store, size, children, 60.0)
         time.sleep(late)
         with Followers(
-            meeting.store, names, children=children, every=EVERY, silent_after=silent_after, grace=grace
+            meeting.store, names, children=children, every=EVERY, silent_after=silent_after, grace=grace, parts=each
         ) as followers:
             try:
-                join(world, meeting, CPU)
+                join(world, meeting, CPU, parts=each)
                 yield followers
             finally:
                 followers.release()
                 leave()
+                # torch remembers how it computed with distributed tensors, with process groups that are now gone.
+                debug._clear_sharding_prop_cache()
 
 
 def begun(
@@ -116,7 +126,8 @@ def begun(
 def _follow(world: World) -> None:
     meeting = Meeting(reach(world.address, world.port), world.address, world.port)
     assert greet(meeting.store, world.rank) is None
-    checkpoints, ranks = list[str](), Ranks(world.rank, world.size)
+    each = int(os.environ[COPIED])
+    checkpoints, ranks = list[str](), Ranks(world.rank, world.size, each)
 
     def make(order: Order) -> Learner:
         plain, made_of, checkpoint = order.said
@@ -133,7 +144,7 @@ def _follow(world: World) -> None:
 
     every, silent_after, leader.END_PATIENCE = map(float, os.environ[TIMES].split())
     with Heartbeats(meeting.store, world.rank, [0], every=every) as heartbeats:
-        join(world, meeting, CPU)
+        join(world, meeting, CPU, parts=each)
         Follower(make, load, _store).run(meeting.store, heartbeats, silent_after=silent_after)
     leave()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from tba.config import Config
 from tba.models import adapters
 from tba.models.adapters import AdapterSnapshot
 from tba.models.policy import Policy
-from tba.train.learner import Learner
+from tba.train.learner import Learned, Learner
 from tba.train.training_state import TrainingState
 from tests.support.tba.a_rank import precise_policy
 from tests.support.tba.trainers import settings
@@ -67,6 +68,17 @@ def save(state: TrainingState, folder: Path) -> None:
     state.save(folder)
     for part in state.others():
         Path(part["folder"], part["name"]).rename(folder / part["name"])
+
+
+def check_same(found: Learned, expected: Learned) -> None:
+    """Check that the results of a step are equal up to the rounding of sums."""
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-6, abs=1e-7)
+    assert [(it.slot, it.position) for it in found.outcomes] == [(it.slot, it.position) for it in expected.outcomes]
+    for name in ("advantage", "residual", "log_z", "logp", "ref_logp"):
+        ours, theirs = ([getattr(it, name) for it in learned.outcomes] for learned in (found, expected))
+        assert [it is None for it in ours] == [it is None for it in theirs]
+        known = [it for it in theirs if it is not None]
+        assert [it for it in ours if it is not None] == pytest.approx(known, rel=1e-5, abs=1e-6)
 
 
 def weights_of(learner: Learner) -> dict[str, Tensor]:

@@ -152,10 +152,10 @@ def test_each_rank_holds_its_part_alone(many):
     spread = many(config_of(), policy)
     assert all(it.is_meta for it in policy.model.parameters())
     spread.learn(1, batch_at(1))
-    size, all_of_it = spread.ranks.size, sum(it.numel() for it in weights_of(spread).values())
+    parts, all_of_it = spread.ranks.parts, sum(it.numel() for it in weights_of(spread).values())
     held = sum(it.to_local().numel() for it in spread.policy.model.parameters())
     moments = sum(it.numel() for key, it in spread.state(step=1, sync=1).optimizer.items() if "exp_avg" in key)
-    assert held <= 1.1 * all_of_it / size and moments == 2 * held
+    assert held <= 1.1 * all_of_it / parts and moments == 2 * held
 
 
 def test_a_checkpoint_goes_on_bit_for_bit_with_as_many_ranks_and_alike_with_others(many, tmp_path):
@@ -179,9 +179,9 @@ def test_a_checkpoint_goes_on_bit_for_bit_with_as_many_ranks_and_alike_with_othe
     from_one = third_step(many(config, middle(), tmp_path / "alone"))
     for found in (from_one, third_step(by_one), third_step(alone)):
         torch.testing.assert_close(found, expected, **CLOSE)
-    for path in list((tmp_path / "spread").glob("optimizer-*"))[1:]:
+    for path in sorted((tmp_path / "spread").glob("optimizer*"))[-1:]:
         path.unlink()
-    with pytest.raises(Damaged, match="optimizer-0000"):
+    with pytest.raises(Damaged, match=r"optimizer-0000|there are none"):
         TrainingState.load(tmp_path / "spread")
 
 

@@ -193,3 +193,13 @@ def test_the_batch_is_whitened_and_not_its_parts():
     sums = [it.advantage * n for it, n in zip(learned.outcomes, lengths, strict=True)]
     assert sum(sums) == pytest.approx(0, abs=1e-4)
     assert max(abs(sum(sums[i : i + RESPONSES])) for i in range(0, PROMPTS * RESPONSES, RESPONSES)) > 0.5
+
+
+def test_the_penalty_in_the_advantages_is_to_the_reference_as_it_is_now():
+    """The reference is reset to the policy right before the step, so the log-ratio is 0."""
+
+    def advantages(**changes: Any) -> list[float | None]:
+        return [it.advantage for it in take(Learner(settings_of(**changes), tiny_policy()), 2).outcomes]
+
+    without = pytest.approx(advantages(objective__penalty="none"), abs=1e-4)
+    assert advantages(objective__reference_reset=1) == without != advantages()
