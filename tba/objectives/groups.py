@@ -116,11 +116,18 @@ class Estimates(NamedTuple):
     return_PKT: Tensor | None  # None if the objective learns no values
     metrics: Mapping[str, Tensor]  # [] each, over the whole batch
 
-    def of(self, slots: Sequence[int], part: Groups) -> Groups:
-        """Return `part` with the estimates of its tokens added. Its groups are in these slots of the batch."""
-        rows, width = list(slots), part.logp_PKT.shape[2]
+    def of(self, first: int, part: Groups) -> Groups:
+        """Return `part` with the estimates of its tokens added. `part` begins at group `first` of the batch."""
+        prompts, _, width = part.logp_PKT.shape
+        rows = slice(first, first + prompts)
         returns = None if self.return_PKT is None else self.return_PKT[rows, :, :width]
         return replace(part, advantage_PKT=self.advantage_PKT[rows, :, :width], return_PKT=returns)
+
+    def at(self, slots: Sequence[int]) -> Estimates:
+        """Return the estimates of the groups in these slots of the batch. The metrics stay those of the whole batch."""
+        rows = list(slots)
+        returns = None if self.return_PKT is None else self.return_PKT[rows]
+        return Estimates(self.advantage_PKT[rows], returns, self.metrics)
 
 
 class Loss(NamedTuple):

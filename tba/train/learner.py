@@ -171,7 +171,7 @@ class Learner:
             reading = Reading(readers, part, at_hand)
             groups = self._groups(part.batch, part.spread_all(reading.found), whole=batch)
             if estimates:
-                groups = estimates.of(part.slots_in(share), groups)
+                groups = estimates.of(part.first_slot, groups)
             loss = self.objective.loss(groups, beta=beta)
             counts = part.batch.groups if n < counted else 0
             reading.backward(loss.value * (counts / batch.groups))
@@ -196,12 +196,13 @@ class Learner:
         self, parts: Sequence[MicroBatch], share: Share, chosen: Batch, *, whole: Batch, beta: float
     ) -> tuple[Sequence[Mapping[str, Tensor] | None], Estimates | None]:
         """Read all groups that are computed, `chosen`, once without gradients, if the objective needs estimates from
-        the whole batch. Return the numbers that were read of each part of this rank's share, and the estimates."""
+        the whole batch. Return the numbers that were read of each part, and the estimates of this rank's share."""
         if not self.objective.needs_whole_batch:
             return [None] * len(parts), None
         known = [read(self._readers(), part) for part in parts]
         chosen, found_BT = read_by_all(parts, known, share, chosen, self.ranks)
-        return known, self.objective.estimates(self._groups(chosen, found_BT, whole=whole), beta=beta)
+        estimates = self.objective.estimates(self._groups(chosen, found_BT, whole=whole), beta=beta)
+        return known, estimates.at(share.slots)
 
     def _groups(self, part: Batch, found_BT: Mapping[str, Tensor], *, whole: Batch) -> Groups:
         """Return a part of the batch as groups. `found_BT` has the numbers of each reader."""

@@ -156,7 +156,7 @@ MASK_PKT = torch.tensor([[[1, 1, 1, 0], [1, 1, 0, 0]], [[0, 1, 1, 1], [1, 0, 0, 
 
 
 def loss_of(objective: VinePPO, groups: Groups) -> Loss:
-    return objective.loss(objective.estimates(groups, beta=BETA).of(range(len(groups.reward_PK)), groups), beta=BETA)
+    return objective.loss(objective.estimates(groups, beta=BETA).of(0, groups), beta=BETA)
 
 
 def test_advantages_are_whitened_over_the_batch_and_go_through_the_clipped_loss():
