@@ -113,6 +113,8 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
     finally:
         for node in made:
             node.clear()
+            # Together with its namespace, the cable would be removed only a while later.
+            subprocess.run(["ip", "link", "del", node.name], capture_output=True)
             subprocess.run(["ip", "netns", "del", node.name], capture_output=True)
         subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
 
