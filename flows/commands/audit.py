@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Starts from the nearest checkpoint before the step and takes the steps since then again. The batch, the\n"
         "loss, the gradient norm and the values of each row are compared with the ledger, and the resulting\n"
         "weights with the checksum of the next sync. On a CPU all are equal bit by bit, if the number format and the\n"
-        "number of threads are those of the attempt that took the step; otherwise the audit says what is not. Exits\n"
+        "number of threads are those of the attempt that took the step; otherwise the audit says what differs. Exits\n"
         "with 0 if all agree and with 1 if something differs.",
         "example:\n  tba audit first --step 300",
     )

@@ -7,6 +7,7 @@ from flows.planning import role_memory, trainer_memory
 from flows.planning.model_sizes import Model
 from flows.planning.role_memory import Generating, Parts
 from flows.planning.trainer_memory import BYTES
+from storage.weights.memory_versions import KEPT
 from tba.config import Config
 
 PROCESS = 1.5e9
@@ -29,8 +30,8 @@ def trainer(config: Config, model: Model, ranks: int = 0) -> Parts:
         each = version * model.parameters + _rounding(config, model)
         parts |= {"copy of a version": each, "copy of a checkpoint": checkpoint / version * each}
     if config.sync.transport == "shared-memory" and not config.model.lora_rank:
-        # One that is written, one with which it is compared, and one that a searcher has not adopted yet.
-        parts["versions in /dev/shm"] = 3 * model.parameters * BYTES[config.model.publish_dtype]
+        many = KEPT + (config.sync.whole_every > 1)
+        parts["versions in /dev/shm"] = many * model.parameters * BYTES[config.model.publish_dtype]
     if config.model.gpu_shifts:
         parts["parked"] = _held_between_shifts(config) * model.parameters
     return _at_least(parts, _loading(config, model))

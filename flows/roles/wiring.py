@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 
+import torch
+
 from flows.roles import starting_checkpoint
 from flows.roles.buffer_process import BufferProcess
 from flows.roles.engines import evaluation_sampling, open_generator, search_sampling
@@ -29,7 +31,7 @@ from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
-from storage.weights.memory_versions import open_memory
+from storage.weights.memory_versions import MemoryVersions, open_memory
 from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.distributed.world import World
@@ -38,7 +40,7 @@ from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Measures, Task, UsesModels
 from tba.models.adapters import Adapter
 from tba.models.folder import sizes_of, weight_files
-from tba.models.policy import PolicyScorer
+from tba.models.policy import Policy, PolicyScorer
 from tba.runtime.parking import Parking
 from tba.runtime.shifts import NO_SHIFTS, LendsModels, Shift
 from tba.search.evaluator import Evaluator
@@ -112,6 +114,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events, world: World | None 
             policy = load_start(run, config, lease.tell, device=first_device(config))
             if not run.parent:
                 store_prompts(run, config, task, policy.tokenizer, events)
+        _check_room(config, versions, policy)
         deadline = max(config.limits.data_deadline, STARTING)
         learner, state = leading.learner(policy, checkpoint, scratch=scratch)
         with (
@@ -208,6 +211,13 @@ def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
 def _config_and_task(run: Run) -> tuple[Config, Task]:
     config = parse(run.config)
     return config, get_task(config.task)
+
+
+def _check_room(config: Config, versions: Versions, policy: Policy) -> None:
+    if isinstance(versions, MemoryVersions) and not config.model.lora_rank:
+        each: int = getattr(torch, config.model.publish_dtype).itemsize
+        size = each * sum(it.numel() for it in policy.model.parameters())
+        versions.check_room(size, differences=config.sync.whole_every > 1)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,17 +21,21 @@ from typing import Any
 
 from storage import layout
 from storage.local_files.scratch import remove_left, scratch_folder
+from storage.local_files.temporary_files import A_DAY
 from storage.local_files.verified_files import has_sha256, settle
 from storage.objects import manifest_folders, records
 from storage.objects.folder_files import describe_files, digest_of
 from storage.runs.attempts import newest_attempt
 from storage.runs.run import Run
 from storage.weights.versions import Versions, first_of_all
-from tba.errors import ConfigError, Damaged, RunFailed
+from tba.errors import ConfigError, Damaged, RunFailed, StorageError
 from tba.types import Base, Version
 
 MEMORY = Path("/dev/shm")
-_LINKED = 2  # versions to which a searcher keeps links: one in use, and one that waits to be adopted
+KEPT = 4
+"""Versions for which main memory needs room: two of the trainer, the one that it writes and the one before, and two
+that searchers still use."""
+_LINKED = 2  # versions to which a searcher keeps links: the one loaded last, and one that it may just be adopting
 
 
 @contextmanager
@@ -48,13 +53,16 @@ def _shared_folder(run: Run) -> Path:
     try:
         owner.mkdir(mode=0o700, exist_ok=True)
         about = owner.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+            raise ConfigError(f"sync.transport: {owner} must be a folder that only this user can enter; remove it")
+        for folder in owner.iterdir():
+            remove_left(folder)
+            if time.time() - folder.stat().st_mtime > A_DAY:  # nobody is about to use it
+                with suppress(OSError):
+                    folder.rmdir()
         shared.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"sync.transport: shared-memory needs {owner}: {error.strerror}") from error
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise ConfigError(f"sync.transport: {owner} must be a folder that only this user can enter; remove it")
-    for folder in owner.iterdir():
-        remove_left(folder)
     return shared
 
 
@@ -90,20 +98,39 @@ class MemoryVersions(Versions):
             sha256s=known,
         )
 
+    def check_room(self, nbytes: int, *, differences: bool) -> None:
+        """Raise ConfigError if main memory has no room for versions of this size. With `differences`, the trainer also
+        keeps the version that they differ from."""
+        free, many = shutil.disk_usage(self.memory).free, KEPT + differences
+        if free < many * nbytes:
+            raise ConfigError(
+                f"sync.transport: {MEMORY} has {free / 1e9:.1f} GB free, and shared-memory needs room for {many} "
+                f"versions, {many * nbytes / 1e9:.1f} GB"
+            )
+
     def offer(self, version: Version, folder: Path, sha256s: Mapping[str, str] | None = None) -> dict[str, str]:
         """Let searchers on this machine load a version from a folder. Return the sha256 of each file by name."""
         files = describe_files(folder, sha256s)
-        for file in files:
-            settle(folder / file["name"])
         manifest = {"version": version.number, "attempt": version.attempt, "files": files, "sha256": digest_of(files)}
         unfinished = folder / f".{layout.MANIFEST}"
-        unfinished.write_bytes(records.encode(manifest))
-        unfinished.rename(folder / layout.MANIFEST)
+        try:
+            for file in files:
+                settle(folder / file["name"])
+            unfinished.write_bytes(records.encode(manifest))
+            unfinished.rename(folder / layout.MANIFEST)
+        except OSError as error:
+            raise StorageError(f"{folder}: {error.strerror or error}") from error
         return {file["name"]: file["sha256"] for file in files}
 
     def complete(self) -> list[Version]:
-        """Return the versions that are stored or offered, oldest first."""
-        return sorted({*super().complete(), *self._offered()}, key=lambda version: version.order)
+        """Return the versions that are stored or offered, oldest first. A trainer that another attempt has superseded
+        stores no version any more, so what it offers does not count."""
+        stored = super().complete()
+        offered = self._offered().keys() - stored
+        if offered:
+            newest = newest_attempt(self.run)
+            offered = {version for version in offered if version.attempt >= newest}
+        return sorted({*stored, *offered}, key=lambda version: version.order)
 
     def reference(self) -> Version | None:
         """Return the reference once it is stored: trajectories name it."""
@@ -120,20 +147,27 @@ class MemoryVersions(Versions):
         if version not in self._digests:
             return super().is_stored(version)
         manifest = manifest_folders.read_manifest(self.run.store, layout.version(version))
-        if manifest is None:
+        if manifest is None and not self._is_pruned(version):
             if (newest := newest_attempt(self.run)) > version.attempt:
                 raise RunFailed(f"version {version}, loaded from memory, was not stored before attempt {newest} began")
             return False
-        if manifest["sha256"] != self._digests.pop(version):
+        digest = self._digests.pop(version)
+        if manifest and manifest["sha256"] != digest:
             raise RunFailed(f"version {version}, loaded from memory, is stored with other content")
         return True
 
+    def _is_pruned(self, version: Version) -> bool:
+        """True if a version without a manifest was stored: a trainer stores its versions one after the other."""
+        return any(it.attempt == version.attempt and it.number > version.number for it in super().complete())
+
     def _offered(self) -> dict[Version, Path]:
         offered = dict[Version, Path]()
-        for path in self.memory.parent.glob(f".*/*/{layout.MANIFEST}"):
-            with suppress(FileNotFoundError):  # withdrawn meanwhile
-                manifest = records.decode(path.read_bytes(), str(path), "version", "attempt")
-                offered[Version(manifest["version"], manifest["attempt"])] = path
+        for process in self.memory.parent.iterdir():
+            with suppress(FileNotFoundError):  # the process has ended meanwhile, or withdrawn the version
+                for path in [folder / layout.MANIFEST for folder in process.iterdir()]:
+                    if path.exists():
+                        manifest = records.decode(path.read_bytes(), str(path), "version", "attempt")
+                        offered[Version(manifest["version"], manifest["attempt"])] = path
         return offered
 
     def _link(self, version: Version, offered: Path) -> Path:
@@ -142,14 +176,20 @@ class MemoryVersions(Versions):
         linked = self.memory / str(version)
         if not linked.exists():
             unfinished = self.memory / f".{version}"
-            shutil.rmtree(unfinished, ignore_errors=True)
+            try:
+                for file in manifest["files"]:
+                    path = unfinished / file["name"]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    os.link(offered.parent / file["name"], path)
+                unfinished.rename(linked)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+        try:
             for file in manifest["files"]:
-                path = unfinished / file["name"]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.link(offered.parent / file["name"], path)
-            unfinished.rename(linked)
-        for file in manifest["files"]:
-            _verify(linked, version, file)
+                _verify(linked, version, file)
+        except Damaged:
+            shutil.rmtree(linked)
+            raise
         self._digests[version] = manifest["sha256"]
         self._forget_links(linked)
         return linked

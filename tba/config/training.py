@@ -147,8 +147,9 @@ class SyncConfig:
     and the learning rate is small."""
     transport: Literal["storage", "shared-memory"] = "storage"
     """How versions reach searchers on the trainer's machine. `storage`: searchers load what is stored.
-    `shared-memory`: they load the files from main memory, in /dev/shm, before these are stored; main memory then holds
-    up to three versions more. All trajectories are the same, and are stored only after their versions."""
+    `shared-memory`: they load the files from main memory, in /dev/shm, before these are stored, and store trajectories
+    only after the versions that generated them. /dev/shm needs room for four versions, or five with
+    `sync.whole_every`."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
     """Number of newest checkpoints that are kept. Older checkpoints are removed."""
     weights_digest: Literal["pieces", "whole"] = "pieces"

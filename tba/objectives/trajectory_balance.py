@@ -81,7 +81,7 @@ class TrajectoryBalance(Objective):
     steps from old data. The final target is the same if the data gets newer and newer, as with
     `sampling.recent_share=1`; old data that stays in the buffer holds the policy back. 0 leaves that policy out.
     `measured` takes, for each group, 1 minus the effective share of its responses: 0 for responses of the policy
-    itself, and more the further it has moved since they were sampled."""
+    itself, and more the more unequal their ratios are."""
     weights: Weights = "equal"
     """Weight of each response in the loss and in log Z. `equal`: 1. `ratio`: the probability of the response under the
     policy divided by that under the policy that sampled it, at most `weight_cap`. `mean-ratio`: the same as the

@@ -72,7 +72,7 @@ class Searcher:
             shift=shift,
         )
         self.rounds = Rounds(stream, config.search)
-        self.waiting = WaitingShards(versions, deadline=config.limits.data_deadline)
+        self.waiting = WaitingShards(versions, deadline=config.limits.data_deadline, tell=self.progress.tell)
         self.in_flight = GroupsInFlight(turns.whole(task, generator), shard_size=config.search.prompts_per_round)
 
     def run(self) -> None:
@@ -113,6 +113,8 @@ class Searcher:
         """Adopt the version that the next round needs, waiting for it if necessary, and return whether the round may
         begin now."""
         adoption = self.adoption
+        if self.waiting.are_many:
+            return False
         if self.lag is not None:
             number = self.number_for_next_round(self.lag)
             if self.waiting and not adoption.is_in_use(number):

@@ -1,61 +1,69 @@
 """Shards that are whole, and wait until the versions of their responses are stored.
 
 A version may reach searchers before the store has it (`sync.transport`). Trajectories in the log then come after their
-versions all the same, so a shard is appended only once its versions are stored. Meanwhile the searcher goes on with the
-next rounds."""
+versions all the same, so a shard is appended only once its versions are stored. Meanwhile the searcher goes on with
+further rounds."""
 
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from tba.errors import DeadlinePassed
+from tba.errors import RunFailed
 from tba.interfaces import VersionStore
 from tba.types import Trajectory, Version
 
-_EVERY, _IDLE = 1.0, 0.02  # seconds between two looks while the searcher generates, and while it has nothing to do
+MOST = 8
+"""Shards that may wait. With so many, the searcher begins no further round."""
 
-
-class _Shard(NamedTuple):
-    trajectories: Sequence[Trajectory]
-    since: float
-
-    @property
-    def versions(self) -> list[Version]:
-        both = {it for row in self.trajectories for it in (row.version_start, row.version_end)}
-        return sorted(both, key=lambda version: version.order)
+_EVERY, _IDLE = 1.0, 0.05  # seconds between two looks while the searcher generates, and while it has nothing to do
 
 
 class WaitingShards:
-    """Hands the shards out in the order in which they were added. `deadline` is the longest wait in seconds."""
+    """Hands the shards out in the order in which they were added. `deadline` is the longest wait for a version, in
+    seconds; `tell` hears what is waited for."""
 
-    def __init__(self, versions: VersionStore, *, deadline: float):
-        self.versions, self.deadline = versions, deadline
-        self._shards = deque[_Shard]()
-        self._look_at = 0.0  # time of the next look, after one that has found a version missing
+    def __init__(self, versions: VersionStore, *, deadline: float, tell: Callable[[str], None]):
+        self.versions, self.deadline, self.tell = versions, deadline, tell
+        self._shards = deque[Sequence[Trajectory]]()
+        self._since = 0.0  # when the wait for the oldest shard began
+        self._looked = -math.inf  # time of the last look that found a version missing
 
     def __len__(self) -> int:
         return len(self._shards)
 
+    @property
+    def are_many(self) -> bool:
+        return len(self._shards) >= MOST
+
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        self._shards.append(_Shard(trajectories, time.monotonic()))
+        if not self._shards:
+            self._since = time.monotonic()
+        self._shards.append(trajectories)
 
     def pop(self, *, idle: bool) -> Sequence[Trajectory] | None:
-        """Return the oldest shard if its versions are stored. If none is, return None, after a short sleep if the
+        """Return the oldest shard if its versions are stored. Otherwise return None, after a short sleep if the
         searcher is idle."""
         if not self._shards:
             return None
-        oldest, now = self._shards[0], time.monotonic()
-        if now >= self._look_at:
-            missing = [it for it in oldest.versions if not self.versions.is_stored(it)]
-            if not missing:
-                return self._shards.popleft().trajectories
-            if now - oldest.since >= self.deadline:
-                raise DeadlinePassed(
-                    f"version {missing[0]}, with which responses were generated, has not been stored for "
+        now = time.monotonic()
+        if now - self._looked >= (_IDLE if idle else _EVERY):
+            if not (missing := self._missing(self._shards[0])):
+                self._since, self._looked = now, -math.inf
+                return self._shards.popleft()
+            if now - self._since >= self.deadline:
+                raise RunFailed(
+                    f"version {missing}, with which responses were generated, has not been stored for "
                     f"{self.deadline:g} s (limits.data_deadline)"
                 )
-            self._look_at = now + (_IDLE if idle else _EVERY)
+            self._looked = now
+            if idle:
+                self.tell(f"waiting {now - self._since:.0f} s until version {missing} is stored")
         if idle:
             time.sleep(_IDLE)
         return None
+
+    def _missing(self, shard: Sequence[Trajectory]) -> Version | None:
+        """Return a version of these trajectories that is not stored; None if all are."""
+        versions = {it for row in shard for it in (row.version_start, row.version_end)}
+        return next((it for it in sorted(versions, key=lambda it: it.order) if not self.versions.is_stored(it)), None)

@@ -64,7 +64,7 @@ STUDIES: Mapping[str, Study] = {
         -1,
         4,
         steps=1024,
-        settings={"training.decay_steps": 768},
+        settings={"training.decay_steps": 768, "objective.beta_start": 0.25, "objective.beta_end": 0.25},
         starts={"training.learning_rate": 7.5e-5, "objective.beta_end": 0.25},
     ),
 }

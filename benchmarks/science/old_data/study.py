@@ -6,7 +6,8 @@ that has the same setting at all lags.
 
 TASK is `quickstart` or `many-answers`. Each run takes the steps of its study (`STUDIES`) on 16 prompts with 8 responses
 each. The lag is exact (benchmarks/science/lagged.py). A lag of 0 is on policy, and at a lag of 256 the base policy
-generates all responses of the 256 steps of `quickstart`. Each seed has its own base policy.
+generates all responses of the 256 steps of `quickstart`, and those of the first quarter of `many-answers`. Each seed
+has its own base policy.
 
 A local search (`local_search.py`) chooses the learning rate of each arm and a further setting, such as beta, if the arm
 has one, at each lag, on `TUNING_SEEDS`. The chosen setting then runs on other seeds. The search looks for the best

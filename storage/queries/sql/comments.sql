@@ -206,7 +206,7 @@ comment on column attempts.attempt is 'number of the attempt';
 comment on column attempts.continues_sync is 'sync of the checkpoint that it continues; null if it began anew';
 comment on column attempts.continues_attempt is 'the attempt that took that checkpoint';
 comment on column attempts.created_at is 'when it began';
-comment on column attempts.compute_dtype is 'number format in which its trainer multiplied matrices; like the next columns null in older runs, and if it ended before it had loaded the policy';
+comment on column attempts.compute_dtype is 'number format in which its trainer multiplied matrices; like the next columns null in older runs, and for a trainer that ended before it had loaded the policy';
 comment on column attempts.device is 'kind of device of its trainer, such as cpu';
 comment on column attempts.threads is 'number of threads with which its trainer computed on a CPU';
 comment on column attempts.torch is 'version of torch';

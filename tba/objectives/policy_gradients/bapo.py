@@ -10,7 +10,8 @@ clipped minimum has no gradient; the loss of `token_choice.py` leaves such token
 
 The paper's equation 8 weighs each token by its probability under mu. As mu has sampled the tokens, this is the
 expectation that a mean over them estimates without weights, as the authors' code does. Their code compares the
-contributions with each other, not with their sum: its target t is `positive_contribution` = t / (1 + t).
+contributions with each other, not with their sum: its target t is `positive_contribution` = t / (1 + t). It also
+raises `low` first, and bounds the ratio at 3 where the advantage is negative; here both are as in the paper.
 """
 
 from __future__ import annotations

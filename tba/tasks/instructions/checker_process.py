@@ -6,7 +6,6 @@ length, and published prompts bring expressions of their own. So a response whos
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -48,14 +47,9 @@ class CheckerProcess:
         self.helper.close()
 
 
+@cache
 def shared() -> CheckerProcess:
     """Return the helper that all tasks of this process share."""
-    return _shared(os.getpid())
-
-
-@cache
-def _shared(pid: int) -> CheckerProcess:
-    """The process id is the cache key, so a forked process gets its own helper."""
     return CheckerProcess()
 
 

@@ -1,5 +1,5 @@
 """Check constraints with the checkers of IFEval (arXiv:2311.07911) and IFBench (arXiv:2507.02833), which the library
-if-verifiable contains. The same response always gets the same result, on every machine."""
+if-verifiable contains. A response that can be checked in time always gets the same result, on every machine."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,6 +86,24 @@ def test_a_version_of_a_trainer_that_died_before_storing_it_is_never_stored(run:
         searcher.is_stored(V1)
 
 
+def test_a_version_that_was_stored_and_pruned_since_counts_as_stored(run: Run, trainer, searcher):
+    folders = [offer(trainer, version) for version in (V1, V2, V3)]
+    searcher.load(V1)
+    for version, folder in zip((V1, V2, V3), folders, strict=True):
+        publish(trainer, version, folder)
+    Versions(run).prune(keep=2, every=10)
+    assert V1 not in Versions(run).complete()
+    assert searcher.is_stored(V1)
+
+
+def test_what_a_superseded_trainer_offers_does_not_count(run: Run, trainer, searcher):
+    publish(trainer, V1, offer(trainer, V1))
+    offer(trainer, V2)
+    assert searcher.newest() == V2
+    run.store.create(layout.attempt(2), records.encode({"continues": None, "created_at": records.now()}))
+    assert searcher.newest() == V1
+
+
 def test_weights_that_are_not_those_the_trainer_wrote_are_refused(trainer, searcher):
     offered = offer(trainer, V1)
     (offered / "model.safetensors").write_text("000001-a0002")
@@ -126,6 +144,27 @@ def test_the_reference_is_a_stored_version_because_trajectories_name_it(trainer,
     assert searcher.reference() == V0
 
 
+def test_a_process_that_ends_during_a_look_does_not_disturb_it(trainer, searcher, monkeypatch: pytest.MonkeyPatch):
+    offer(trainer, V1)
+    gone = trainer.memory.with_name(".tba-scratch-of-a-process-that-has-ended")
+    folders = [gone, *trainer.memory.parent.iterdir()]
+    monkeypatch.setattr(type(gone), "iterdir", listing(folders, trainer.memory.parent))
+    assert searcher.newest() == V1
+
+
+def listing(folders: list[Path], of: Path) -> Callable[[Path], Iterator[Path]]:
+    listed = Path.iterdir
+    return lambda self: iter(folders) if self == of else listed(self)
+
+
+def test_memory_without_room_for_four_versions_is_refused_before_any_is_written(trainer):
+    free = shutil.disk_usage(trainer.memory).free
+    trainer.check_room(free // 100, differences=True)
+    for differences, many in ((False, 4), (True, 5)):
+        with pytest.raises(ConfigError, match=rf"^sync.transport: .* needs room for {many} versions, "):
+            trainer.check_room(free // many + 2**30, differences=differences)
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
@@ -153,9 +192,14 @@ def test_the_memory_of_a_killed_process_is_freed_by_the_next_run_of_the_user(run
 
 def test_a_folder_that_others_can_enter_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory_versions, "MEMORY", tmp_path)
-    (tmp_path / f"tba-{os.getuid()}").mkdir(mode=0o755)
-    with pytest.raises(ConfigError, match=r"^sync.transport: .* only this user can enter"), open_memory(run):
-        pass
+    owner, other = tmp_path / f"tba-{os.getuid()}", tmp_path / "of another user"
+    other.mkdir(mode=0o700)
+    for make in (lambda: owner.mkdir(mode=0o755), lambda: owner.symlink_to(other)):
+        make()
+        with pytest.raises(ConfigError, match=r"^sync.transport: .* only this user can enter"), open_memory(run):
+            pass
+        owner.unlink() if owner.is_symlink() else owner.rmdir()
+    assert not list(other.iterdir())
 
 
 def test_a_machine_without_shared_memory_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,11 +7,12 @@ import pytest
 
 from benchmarks.harness import fakes
 from tba.config import SearchConfig
-from tba.errors import Damaged, DeadlinePassed, Missing, Stopped
+from tba.errors import Damaged, DeadlinePassed, Missing, RunFailed, Stopped
 from tba.search.prompt_stream import PromptStream
 from tba.search.round_requests import sampling_of_round
 from tba.search.searcher import Searcher, await_reference
 from tba.search.version_adoption import LOOK_EVERY
+from tba.search.waiting_shards import MOST
 from tba.types import Prompt, Reward, Trajectory, Version
 from tests.support.tba.searchers import searcher_config
 from tests.support.waiting import until
@@ -103,8 +104,18 @@ def test_a_version_that_is_never_stored_has_a_deadline():
     versions = fakes.Versions(V0)
     versions.missing, versions.seen = {V0: math.inf}, [V0]
     role, _, _ = searcher(versions, fakes.Log(), rounds=10**6, lag=0, deadline=0.1)
-    with pytest.raises(DeadlinePassed, match=f"version {V0}, with which .*not been stored for 0.1 s"):
+    with pytest.raises(RunFailed, match=f"version {V0}, with which .*not been stored for 0.1 s"):
         role.run()
+    assert "until version" in role.progress.lease.told[-1]
+
+
+def test_no_round_begins_while_many_shards_wait():
+    versions = fakes.Versions(V0)
+    versions.missing = {V0: math.inf}
+    role, generator, _ = searcher(versions, fakes.Log(), rounds=10**6, deadline=0.5)
+    with pytest.raises(RunFailed):
+        role.run()
+    assert len(generator.asked) == 3 * MOST
 
 
 @pytest.mark.parametrize("updates_in_flight", [True, False])
