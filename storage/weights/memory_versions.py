@@ -72,8 +72,12 @@ class MemoryVersions(Versions):
 
     def __init__(self, run: Run, memory: Path):
         super().__init__(run)
-        self.memory: Path = memory
+        self._memory = memory
         self._digests: dict[Version, str] = {}  # of the versions that were loaded from memory and are not stored yet
+
+    @property
+    def memory(self) -> Path:
+        return self._memory
 
     def publish(
         self,

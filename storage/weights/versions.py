@@ -16,12 +16,15 @@ from tba.types import Base, Version
 class Versions:
     """Stores and fetches the versions of a run; see `VersionStore` in tba/interfaces.py."""
 
-    memory: Path | None = None  # a folder of this process in main memory, if versions are handed over there
-
     def __init__(self, run: Run):
         self.run = run
         self._steps: dict[Version, int] = {}
         self._bases: dict[Version, Version | None] = {}
+
+    @property
+    def memory(self) -> Path | None:
+        """The folder of this process in main memory, if versions are handed over there."""
+        return None
 
     def publish(
         self,

@@ -1,6 +1,6 @@
 """Measure how long a version takes from the trainer's files to a searcher's engine, by `sync.transport`.
 
-    PYTHONPATH=.tba/vllm python -m benchmarks.transport [--store s3] [--versions 5] [--out FOLDER]
+    PYTHONPATH=.tba/vllm python -m benchmarks.publishing.transport [--store s3] [--versions 5] [--out FOLDER]
 
 A policy of the size of SmolLM2-135M is written in bfloat16, each version a small step from the one before. The time
 begins when the trainer has written and hashed the files, and ends when the engine has adopted the version. It is
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--vocabulary", type=int, default=49_152)
     parser.add_argument("--versions", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     transformers.logging.set_verbosity_error()
@@ -66,10 +66,12 @@ def main() -> None:
     print(json.dumps(result, indent=1), f"\nwritten to {path}")
 
 
-def measure(options: argparse.Namespace, run: Run, trainer: MemoryVersions, searcher: MemoryVersions) -> dict[str, Any]:
+def measure(
+    options: argparse.Namespace, run: Run, trainer: MemoryVersions, searcher: MemoryVersions, folder: Path
+) -> dict[str, Any]:
     policy, engine = make_policy(options), make_engine()
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    written, scratch = list[int](), Path(run.url) / ".scratch"
+    written, scratch = list[int](), (run.folder or folder) / ".scratch"
     scratch.mkdir()
     try:
         for number in range(-1, options.versions):
