@@ -16,6 +16,6 @@
 # The last line gives rank 0 five minutes before the end of the job's time, to stop with a checkpoint.
 
 # Each task starts the ranks of its node, one for each GPU. If one of them fails, the others end by themselves, and say
-# why, so srun must not kill them at once.
-exec srun --kill-on-bad-exit=0 bash -c \
+# why, so srun must not kill them at once. srun does not take over --cpus-per-task by itself.
+exec srun --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c \
   'exec python -P -m flows.roles.node "$0" --nodes "$SLURM_NNODES" --node "$SLURM_NODEID"' "$1"

@@ -43,13 +43,14 @@ def command(options: argparse.Namespace) -> int:
 
     changes, flat = read_changes(options), {name: getattr(options, name) for name in resolve.FLAT}
     elsewhere = options.dry_run and options.gpus not in (None, "here")
-    config = resolve.resolve(options.task, changes, uses_gpus_here=not elsewhere, **flat)
+    trains = not options.external_trainer
+    config = resolve.resolve(options.task, changes, uses_gpus_here=not elsewhere, trains_here=trains, **flat)
     keep = resolve.changed_settings(changes, flat)
     gpus, fitted = fit_to_gpus.fit(config, options.gpus, keep, runs_here=not options.dry_run)
     if fitted:
         config = config.replace(fitted)
         print(f"to fit on {gpus}: {assigned(fitted)}", file=sys.stderr)
-    elif not options.external_trainer and (warning := fit_to_gpus.warning(config, gpus)):
+    elif trains and (warning := fit_to_gpus.warning(config, gpus)):
         print(f"warning: {warning}", file=sys.stderr)
     if options.dry_run:
         create.refuse_existing(options.root, options.name)

@@ -71,16 +71,14 @@ def tba(
     """
     name, root = run_name(task, run), resolve.lasting(root or default_root())
     if resume or is_another_go(name, root):
-        changes: dict[str, Any] = {"steps": steps, "seed": seed, "overrides": overrides or None}
+        changes = {"steps": steps, "seed": seed, "overrides": overrides or None}
         if resume and (given := [f"{name}={value!r}" for name, value in changes.items() if value is not None]):
-            raise ConfigError(
-                "resume: the run keeps its settings, so steps, seed and overrides must not be given, got "
-                f"{', '.join(given)}"
-            )
+            kept = "the run keeps its settings, so steps, seed and overrides must not be given"
+            raise ConfigError(f"resume: {kept}, got {', '.join(given)}")
         fits = partial(refuse_too_large, gpus, launcher) if resume and gpus else None
         while True:
             try:
-                # A retry keeps the number of searchers, because `tba scale` may have changed it since.
+                # A retry keeps the number of searchers: `tba scale` may have changed it.
                 subject, config = resume_run(task, name, root, searchers if goes() == 1 else None, fits=fits)
                 break
             except create.AlreadySupervised as error:
@@ -89,7 +87,8 @@ def tba(
                 if result := stand_by(error.run):
                     return result
     else:
-        config = settings_of(task, overrides, launcher, gpus, steps=steps, searchers=searchers, seed=seed)
+        flat = {"steps": steps, "searchers": searchers, "seed": seed}
+        config = settings_of(task, overrides, flat, launcher, gpus, trains=not external_trainer)
         subject = create.start(config, root, name, created_by=this_flow_run(), task=task)
     try:
         look_after(subject, config, launcher, task, external_trainer=external_trainer)
@@ -101,11 +100,17 @@ def tba(
 
 
 def settings_of(
-    task: str, overrides: dict[str, Any] | None, launcher: str, gpus: str | None, **flat: int | None
+    task: str,
+    overrides: dict[str, Any] | None,
+    flat: dict[str, int | None],
+    launcher: str,
+    gpus: str | None,
+    *,
+    trains: bool,
 ) -> Config:
     """Return the settings of a new run. Raise ConfigError if it cannot work, or does not fit on its GPUs."""
     here = launcher == "local"
-    config = resolve.resolve(task, overrides, runs_here=here, uses_gpus_here=here, **flat)
+    config = resolve.resolve(task, overrides, runs_here=here, uses_gpus_here=here, trains_here=trains, **flat)
     if not gpus:
         return config
     return config.replace(fit_to_gpus.fit(config, gpus, resolve.changed_settings(overrides, flat), runs_here=here)[1])

@@ -38,11 +38,12 @@ def resolve(
     *,
     runs_here: bool = True,
     uses_gpus_here: bool = True,
+    trains_here: bool = True,
     **flat: int | None,
 ) -> Config:
     """Return the settings of a task with the changes applied. Raise ConfigError, which names the setting at fault, if a
     setting cannot work. If the roles run here, also check that the folders, files and, with `uses_gpus_here`, GPUs that
-    the settings need are on this machine."""
+    the settings need are on this machine; the trainer's GPUs need not be here without `trains_here`."""
     changes = dict(overrides or {})
     for name, value in flat.items():
         if value is not None:
@@ -59,8 +60,9 @@ def resolve(
             check_folder("model.path", folder, longest=config.longest)
     if runs_here:
         check_rows(config)
-    if runs_here and uses_gpus_here and max(config.engine.gpus, config.training.ranks) > 1:
-        usable(config, config.engine.gpus, config.training.ranks)
+    ranks = config.training.ranks if trains_here else 1
+    if runs_here and uses_gpus_here and max(config.engine.gpus, ranks) > 1:
+        usable(config, config.engine.gpus, ranks)
     check_engine(config, runs_here=runs_here, uses_gpus_here=runs_here and uses_gpus_here)
     if runs_here and isinstance(config.engine, CustomEngine):
         load_class("engine.name", config.engine.name)

@@ -1,7 +1,7 @@
 """All ranks of a trainer on one of its machines: `python -m flows.roles.node RUN --node 0 --nodes 2 --ranks 8`.
 
-Each machine runs this once, and has as many ranks as the others. A machine with one rank too many or too few is refused
-when the ranks meet. When a rank fails, its attempt is over. The other ranks then get time to report the reason and to
+Each machine runs this once, and has as many ranks as the others. A machine with more or fewer ranks is refused when the
+ranks meet. When a rank fails, its attempt is over. The other ranks then get time to report the reason and to
 end, and are killed if they do not.
 """
 
@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from tba.runtime.child import END_PATIENCE
 log = logging.getLogger("tba")
 
 POLL = 0.2  # seconds between two looks at the ranks
+STORING = 600.0  # seconds in which a rank 0 that knows of a lost rank may store the syncs that were closed before
 
 
 def main() -> int:
@@ -43,7 +45,7 @@ def main() -> int:
     try:
         run = Run.open(options.run)
         config = parse(run.config)
-        # Rank 0 notices the loss of a rank after `silent_after`, and may need a few times END_PATIENCE to end.
+        # Rank 0 notices the loss of a rank after `silent_after`. Ranks may need a few times END_PATIENCE to end.
         grace = config.limits.silent_after + 4 * END_PATIENCE
         ranks = len(usable(config)) or 1 if options.ranks is None else options.ranks
         places = places_of(options.node, options.nodes, ranks, options.address, options.port)
@@ -69,33 +71,36 @@ def places_of(node: int, nodes: int, ranks: int, address: str = "", port: int = 
 
 
 def run_ranks(run: Run, places: list[dict[str, str]], grace: float) -> int:
-    """Start a rank at each place and wait until all have ended. Return the exit code of the first of them that did not
-    end with 0, or 0. Ranks that are still there `grace` seconds after a rank has failed are killed. Signals to stop are
-    passed on: rank 0 then stops in order, and the others end with it."""
+    """Start a rank at each place and wait until all have ended. Return the exit code of the first rank that did not end
+    with 0, or 0. Ranks that are still there `grace` seconds after a rank has failed are killed, and rank 0 after
+    `STORING` seconds more. Signals to stop are passed on as SIGTERM: rank 0 then stops in order, and the others end
+    with it. All ranks end if this process is killed."""
     ranks = list["subprocess.Popen[bytes]"]()
-
-    def pass_on(number: int, _: object) -> None:
-        for rank in ranks:
-            rank.send_signal(number)
-
+    asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
+        signal.signal(number, lambda *_: asked.set())
+    # Ctrl-C in a terminal reaches the ranks too. Only this process reacts to it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     for place in places:
-        variables = {**os.environ, **place}
-        ranks.append(subprocess.Popen([*COMMAND, run.url], stdin=subprocess.DEVNULL, env=variables))
+        command, variables = [*COMMAND, run.url, "--child"], {**os.environ, **place}
+        ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     failed: float | None = None
     while any(rank.poll() is None for rank in ranks):
+        if asked.is_set():
+            asked.clear()
+            for rank in ranks:
+                rank.send_signal(signal.SIGTERM)
         if failed is None and any(rank.poll() for rank in ranks):
             failed = time.monotonic()
-        if failed is not None and time.monotonic() > failed + grace:
-            for rank in ranks:
+        for rank, place in zip(ranks, places, strict=True):
+            patience = grace + (STORING if place["RANK"] == "0" else 0.0)
+            if failed is not None and time.monotonic() > failed + patience:
                 rank.kill()
         time.sleep(POLL)
-    codes = [rank.wait() for rank in ranks]
-    if codes[0] and places[0]["RANK"] == "0":
-        return codes[0]
     # A rank that was killed by a signal has a negative code, which is no exit code.
-    return next((code if code > 0 else FAILED for code in codes if code), 0)
+    codes = [code if code >= 0 else FAILED for code in (rank.wait() for rank in ranks)]
+    return next((code for code in codes if code), 0)
 
 
 if __name__ == "__main__":

@@ -176,8 +176,8 @@ class LocalLauncher:
 def last_life(run: Run, role: Role) -> int:
     """Return the number of the role's newest life that has a log on this host or in the run's storage; 0 if none."""
     names = [path.name for path in log_file(run, role, 1).parent.glob(f"{role.name}-*.log")]
-    names += [entry.key for entry in run.store.list(f"{layout.LOGS}{role.name}-")]
-    matches = (re.search(r"-(\d+)\.log$", name) for name in names)
+    names += [Path(entry.key).name for entry in run.store.list(f"{layout.LOGS}{role.name}-")]
+    matches = (re.fullmatch(rf"{re.escape(role.name)}-(\d+)\.log", name) for name in names)
     return max((int(match[1]) for match in matches if match), default=0)
 
 

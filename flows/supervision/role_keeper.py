@@ -181,7 +181,7 @@ class RoleKeeper:
             return  # the trainer has finished since `attend` was called
         seen, now = self.roles.lease_of(watched), time.monotonic()
         if watched.is_external:
-            self._postpone(watched, "something else starts it, and has not done so", now)
+            self._postpone(watched, "something else has to start it (--external-trainer)", now)
             return
         life_before = seen.lease.life if seen else 0
         number = max(watched.number, life_before, last_life(self.run, watched.role)) + 1
@@ -198,7 +198,8 @@ class RoleKeeper:
         `limits.data_deadline` seconds."""
         waited, is_new = watched.refuse(reason, now, self.limits.lease_every)
         if is_new:
-            self.tell("role-waiting", f"{watched.name} cannot start yet: {reason}", "warning", **watched.about)
+            severity = "info" if watched.is_external else "warning"
+            self.tell("role-waiting", f"{watched.name} cannot start yet: {reason}", severity, **watched.about)
         if waited > self.limits.data_deadline:
             raise RunFailed(f"{watched.name} could not be started for {waited:.0f} s: {reason}")
 

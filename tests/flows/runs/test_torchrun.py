@@ -17,6 +17,7 @@ from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
 from flows.planning import create
 from flows.roles import leading_rank
+from flows.supervision.processes import STOPPED
 from storage import layout
 from storage.maintenance.check import check
 from storage.objects.open_store import open_store
@@ -133,6 +134,24 @@ def node(run: Run, ranks: int, log: Path) -> "subprocess.Popen[bytes]":
     with log.open("ab") as output:
         command = [sys.executable, "-m", "flows.roles.node", run.url, f"--ranks={ranks}"]
         return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_ranks_of_a_machine_end_with_the_process_that_has_started_them(policy: Path, tmp_path: Path, number):
+    """Only that process gets the signal. Rank 0 waits for its first trajectories."""
+    run, log = start(tmp_path, policy, "r"), tmp_path / "log"
+    started = node(run, 2, log)
+    try:
+        until(lambda: "compute-dtype-chosen" in log.read_text(), "rank 0 has begun", 100, log=log)
+        ranks = psutil.Process(started.pid).children()
+        started.send_signal(number)
+        assert started.wait(100) == (-9 if number == signal.SIGKILL else STOPPED), log.read_text()[-3000:]
+        assert not psutil.wait_procs(ranks, 60)[1]
+    finally:
+        end([started])
+    assert len(ranks) == 2
+    stopped = read_lease(run, "trainer")
+    assert stopped and (stopped.status == "stopped") == (number != signal.SIGKILL)
 
 
 @pytest.mark.long

@@ -178,6 +178,9 @@ def test_the_rest_goes_on_when_rank_0_is_killed_and_when_a_node_is_unplugged(
     (failed,) = rows(run, "select message from events where kind = 'failed'")
     assert re.match(r"rank 1 of the trainer \(pid \d+ on \S+\) has given no sign of life", failed[0])
     assert attempts(run) == [4, 2, 2]
+    stored_by = 2 if copy_per == "node" else 4  # the ranks of one copy
+    parts = [it.key for it in run.store.list(f"{layout.CHECKPOINTS}000002-a0001/optimizer")]
+    assert len(parts) == stored_by and all(f"-of-{stored_by:05}" in key for key in parts)
     check_nearly_same_steps(run, alone)
     assert check(run).problems == []
 

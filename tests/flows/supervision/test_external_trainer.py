@@ -28,7 +28,7 @@ def test_each_life_is_waited_for_and_adopted_and_none_is_started(run: Run):
     supervised = Supervised(run, external_trainer=True)
     at_work(run, *OTHERS)
     (waiting,) = until(lambda: supervised.said("role-waiting", "trainer"))
-    assert waiting.message == "trainer cannot start yet: something else starts it, and has not done so"
+    assert waiting.message == "trainer cannot start yet: something else has to start it (--external-trainer)"
     first = started(run)
     until(lambda: supervised.said("role-adopted", "trainer"), "the first life is adopted")
     first.kill()
@@ -76,7 +76,7 @@ def test_one_that_does_not_come_fails_the_run(tmp_path: Path):
     run = make_run(tmp_path, {"limits.data_deadline": 2.0})
     error = Supervised(run, external_trainer=True).ended()
     assert isinstance(error, RunFailed)
-    assert "trainer could not be started for" in str(error) and "something else starts it" in str(error)
+    assert "trainer could not be started for" in str(error) and "something else has to start it" in str(error)
     assert read_state(run).desired == "stop"
 
 
