@@ -31,7 +31,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def resumed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that `tba resume` goes on with."""
     urls: list[str] = []
-    monkeypatch.setattr(resume, "supervise", lambda run: urls.append(run.url) or 0)
+    monkeypatch.setattr(resume, "supervise", lambda run, **_: urls.append(run.url) or 0)
     return urls
 
 

@@ -136,7 +136,9 @@ def node(run: Run, ranks: int, log: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdout=output, stderr=output)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(it, marks=pytest.mark.long) for it in (signal.SIGINT, signal.SIGKILL))]
+)
 def test_the_ranks_of_a_machine_end_with_the_process_that_has_started_them(policy: Path, tmp_path: Path, number):
     """Only that process gets the signal. Rank 0 waits for its first trajectories."""
     run, log = start(tmp_path, policy, "r"), tmp_path / "log"

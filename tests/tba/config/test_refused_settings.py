@@ -37,7 +37,7 @@ def test_an_unknown_setting_is_refused_by_name(change, says):
         ({"training.steps": 1.5}, "training.steps must be a valid integer, got 1.5"),
         ({"training.learning_rate": "x"}, "training.learning_rate must be a valid number, got 'x'"),
         ({"objective.include_eos": "maybe"}, "objective.include_eos must be a valid boolean, got 'maybe'"),
-        ({"objective.name": "grop"}, "objective.name must be one of 'dr-grpo', 'grpo', "),
+        ({"objective.name": "grop"}, "objective.name must be one of 'bapo', 'dr-grpo', 'grpo', "),
         ({"training.responses_per_prompt": 1}, "training.responses_per_prompt"),
         (
             {"search.responses_per_prompt": 4},

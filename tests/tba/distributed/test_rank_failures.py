@@ -89,7 +89,7 @@ def test_ranks_on_several_machines_do_not_meet_at_loopback():
 
 
 def test_an_error_in_joining_is_not_hidden(monkeypatch: pytest.MonkeyPatch):
-    def no_network(*_: object) -> None:
+    def no_network(*_: object, **__: object) -> None:
         raise OSError("no such network")
 
     monkeypatch.setattr("tests.support.tba.a_rank.join", no_network)

@@ -25,7 +25,7 @@ def test_a_preset_may_have_another_name_than_its_task(capsys: pytest.CaptureFixt
 
 def test_the_default_name_of_a_run_begins_with_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     started: list[Run] = []
-    monkeypatch.setattr("flows.commands.run.supervise", lambda run: started.append(run) or 0)
+    monkeypatch.setattr("flows.commands.run.supervise", lambda run, **_: started.append(run) or 0)
     for asked in ("redteam-laptop", "redteam"):
         assert main(["run", asked, "--root", str(tmp_path), "--set", *WITHOUT_PACKAGES]) == 0
     assert [run.name.rpartition("-")[0].rpartition("-")[0] for run in started] == ["redteam-laptop", "redteam"]
