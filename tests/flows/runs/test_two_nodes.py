@@ -96,7 +96,7 @@ def ip(*arguments: str) -> None:
 def nodes(tmp_path: Path) -> Iterator[list[Node]]:
     """Three machines. The machine of the test is at the same bridge, at the address HOST."""
     here = ["netns", str(os.getpid())]  # the namespace of this process
-    made = [Node(f"{BRIDGE}-{n}", f"10.77.0.{n}", tmp_path / f"node {n}") for n in (1, 2, 3)]
+    made = [Node(f"{BRIDGE}-{n}", f"10.77.0.{n}", tmp_path / f"node-{n}") for n in (1, 2, 3)]
     try:
         ip("link", "add", "name", BRIDGE, "type", "bridge")
         ip("addr", "add", f"{HOST}/24", "dev", BRIDGE)
@@ -198,11 +198,12 @@ def test_nodes_with_a_bucket_alone_between_them_learn_from_vllm_on_another_node(
             "engine.cache_gigabytes": 0.25,
         }  # fmt: skip
         run = start(root, tmp_path / "policy", "nodes", **changes)
-        (first, second, third), log = nodes, tmp_path / "node 1/log"
+        (first, second, third), log = nodes, tmp_path / "node-1/log"
         begun, searcher = [it.torchrun(run, 2, 2, first.address, 1) for it in (first, second)], third.searcher(run)
         try:
-            until(lambda: stored(run, layout.STEPS) >= 3 or begun[0].poll(), "three syncs", 400, log=log)
-            assert begun[0].poll() is None, f"{first.log()}\n{third.log()}"
+            ends = (begun[0], searcher)
+            until(lambda: stored(run, layout.STEPS) >= 3 or any(it.poll() for it in ends), "three syncs", 400, log=log)
+            assert not any(it.poll() for it in ends), f"{first.log()}\n{third.log()}"
             kill_rank_0(run)
             assert all(it.wait(200) != 0 for it in begun), first.log()
             begun = [it.torchrun(run, 2, 1, first.address, 2) for it in (first, second)]
