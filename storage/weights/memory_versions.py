@@ -22,7 +22,7 @@ from typing import Any
 from storage import layout
 from storage.local_files.scratch import remove_left, scratch_folder
 from storage.local_files.temporary_files import A_DAY
-from storage.local_files.verified_files import has_sha256, settle
+from storage.local_files.verified_files import has_sha256, vouch
 from storage.objects import manifest_folders, records
 from storage.objects.folder_files import describe_files, digest_of
 from storage.runs.attempts import newest_attempt
@@ -113,13 +113,15 @@ class MemoryVersions(Versions):
             )
 
     def offer(self, version: Version, folder: Path, sha256s: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Let searchers on this machine load a version from a folder. Return the sha256 of each file by name."""
+        """Let searchers on this machine load a version from a folder. Return the sha256 of each file by name. The files
+        were hashed while they were written into memory, so searchers do not read them once more, unless they have
+        changed since."""
         files = describe_files(folder, sha256s)
         manifest = {"version": version.number, "attempt": version.attempt, "files": files, "sha256": digest_of(files)}
         unfinished = folder / f".{layout.MANIFEST}"
         try:
             for file in files:
-                settle(folder / file["name"])
+                vouch(folder / file["name"], file["sha256"])
             unfinished.write_bytes(records.encode(manifest))
             unfinished.rename(folder / layout.MANIFEST)
         except OSError as error:

@@ -104,6 +104,12 @@ def test_what_a_superseded_trainer_offers_does_not_count(run: Run, trainer, sear
     assert searcher.newest() == V1
 
 
+def test_files_that_the_trainer_has_hashed_are_not_read_again(trainer, searcher, monkeypatch: pytest.MonkeyPatch):
+    offer(trainer, V1)
+    monkeypatch.setattr("storage.local_files.verified_files.sha256_of_file", lambda path: pytest.fail(f"reads {path}"))
+    assert content(searcher.load(V1)) == str(V1)
+
+
 def test_weights_that_are_not_those_the_trainer_wrote_are_refused(trainer, searcher):
     offered = offer(trainer, V1)
     (offered / "model.safetensors").write_text("000001-a0002")
