@@ -1,4 +1,4 @@
-"""What the HTTP servers of commands share: a listening socket, the names of this machine, and settings of uvicorn."""
+"""The listening socket, the names of this machine and the settings of uvicorn, for all HTTP servers of commands."""
 
 import errno
 import ipaddress

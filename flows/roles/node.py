@@ -1,8 +1,8 @@
 """All ranks of a trainer on one of its machines: `python -m flows.roles.node RUN --node 0 --nodes 2 --ranks 8`.
 
 Each machine runs this once, and has as many ranks as the others. A machine with more or fewer ranks is refused when the
-ranks meet. When a rank fails, its attempt is over. The other ranks then get time to report the reason and to
-end, and are killed if they do not.
+ranks meet. When a rank fails, its attempt is over. The other ranks then get time to report the reason and to end, and
+are killed if they do not.
 """
 
 import argparse
@@ -27,7 +27,9 @@ from tba.runtime.child import END_PATIENCE
 log = logging.getLogger("tba")
 
 POLL = 0.2  # seconds between two looks at the ranks
-STORING = 600.0  # seconds in which a rank 0 that knows of a lost rank may store the syncs that were closed before
+STORING = 600.0
+"""Seconds in which a rank 0 that knows of a lost rank may store the syncs that were closed before. Equal to `PATIENCE`
+of tba/distributed/process_group.py, which this process does not import because importing torch takes seconds."""
 
 
 def main() -> int:

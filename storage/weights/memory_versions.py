@@ -5,8 +5,8 @@ searcher looks for such manifests, and links the files into a folder of its own:
 needs them, and take memory only once. Storage remains the record. So a searcher keeps its trajectories back until the
 version is stored, with the digest of what it has loaded (`is_stored`).
 
-Each process holds a lock on its folder. The folders of killed processes are removed when the next trainer starts on
-this machine, of whichever run.
+Each process holds a lock on its folder. The folders of killed processes are removed when the next searcher or trainer
+with versions in memory starts on this machine, of any run of the same user.
 """
 
 import hashlib
@@ -29,13 +29,12 @@ from storage.runs.attempts import newest_attempt
 from storage.runs.run import Run
 from storage.weights.versions import Versions, first_of_all
 from tba.errors import ConfigError, Damaged, RunFailed, StorageError
-from tba.types import Base, Version
+from tba.types import Version
 
 MEMORY = Path("/dev/shm")
 KEPT = 4
 """Versions for which main memory needs room: two of the trainer, the one that it writes and the one before, and two
 that searchers still use."""
-_LINKED = 2  # versions to which a searcher keeps links: the one loaded last, and one that it may just be adopting
 
 
 @contextmanager
@@ -67,8 +66,8 @@ def _shared_folder(run: Run) -> Path:
 
 
 class MemoryVersions(Versions):
-    """The versions of a run that are stored, or that the trainer offers in main memory. `memory` is this process's
-    folder there. The trainer passes folders inside it to `publish`."""
+    """The versions of a run that are stored, or that the trainer offers in main memory. `memory` is the folder of this
+    process in main memory."""
 
     def __init__(self, run: Run, memory: Path):
         super().__init__(run)
@@ -78,29 +77,6 @@ class MemoryVersions(Versions):
     @property
     def memory(self) -> Path:
         return self._memory
-
-    def publish(
-        self,
-        version: Version,
-        *,
-        step: int,
-        folder: Path,
-        weights_sha256: str,
-        changed_share: float | None = None,
-        base: Base | None = None,
-        sha256s: Mapping[str, str] | None = None,
-    ) -> bool:
-        """Offer a version, then store it."""
-        known = self.offer(version, folder, sha256s)
-        return super().publish(
-            version,
-            step=step,
-            folder=folder,
-            weights_sha256=weights_sha256,
-            changed_share=changed_share,
-            base=base,
-            sha256s=known,
-        )
 
     def check_room(self, nbytes: int, *, differences: bool) -> None:
         """Raise ConfigError if main memory has no room for versions of this size. With `differences`, the trainer also
@@ -112,10 +88,9 @@ class MemoryVersions(Versions):
                 f"versions, {many * nbytes / 1e9:.1f} GB"
             )
 
-    def offer(self, version: Version, folder: Path, sha256s: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Let searchers on this machine load a version from a folder. Return the sha256 of each file by name. The files
-        were hashed while they were written into memory, so searchers do not read them once more, unless they have
-        changed since."""
+    def offer(self, version: Version, folder: Path, sha256s: Mapping[str, str] | None = None) -> Mapping[str, str]:
+        """Let searchers on this machine load a version from a folder inside `memory`. The trainer has hashed the files
+        while it wrote them, so searchers read only files that have changed since."""
         files = describe_files(folder, sha256s)
         manifest = {"version": version.number, "attempt": version.attempt, "files": files, "sha256": digest_of(files)}
         unfinished = folder / f".{layout.MANIFEST}"
@@ -201,8 +176,10 @@ class MemoryVersions(Versions):
         return linked
 
     def _forget_links(self, newest: Path) -> None:
-        others = sorted(self.memory.glob("[!.]*"), key=lambda path: Version.parse(path.name).order)
-        for path in [it for it in others if it != newest][: -(_LINKED - 1)]:
+        """Remove all links but those to the version that was loaded last, and to the one before, which the searcher may
+        be adopting now."""
+        others = [path for path in self.memory.glob("[!.]*") if path != newest]
+        for path in sorted(others, key=lambda path: Version.parse(path.name).order)[:-1]:
             shutil.rmtree(path)
 
 

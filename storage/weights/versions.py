@@ -37,6 +37,7 @@ class Versions:
         base: Base | None = None,
         sha256s: Mapping[str, str] | None = None,
     ) -> bool:
+        sha256s = self.offer(version, folder, sha256s)
         extra = {
             "version": version.number, "attempt": version.attempt, "step": step, "weights_sha256": weights_sha256,
             "changed_share": changed_share,
@@ -51,6 +52,13 @@ class Versions:
             base=(str(base.version), base.folder) if base else None,
         )
         return "difference" not in manifest
+
+    def offer(
+        self, version: Version, folder: Path, sha256s: Mapping[str, str] | None = None
+    ) -> Mapping[str, str] | None:
+        """Let searchers load a version that is about to be stored, if they can do so before it is stored. Return the
+        sha256 of the files that have been hashed, by name."""
+        return sha256s
 
     def complete(self) -> list[Version]:
         """Return all complete versions, oldest first."""

@@ -35,9 +35,9 @@ class TrainingConfig:
     part of the weights, gradients and optimizer state, and computes a part of the batch. The trainer starts them on its
     own machine. If something else starts them, such as torchrun, its `WORLD_SIZE` counts instead."""
     copy_per: Literal["trainer", "node"] = "trainer"
-    """What holds one copy of the weights, gradients and optimizer state, divided among its ranks. `trainer`: all ranks
-    together. `node`: each machine, so that machines send each other only gradients, and each GPU needs more memory. On
-    a single machine both are the same."""
+    """Which ranks share one copy of the weights, gradients and optimizer state. `trainer`: all ranks. `node`: the ranks
+    of each machine, so that machines send each other only gradients, and each GPU needs more memory. On a single
+    machine both are the same."""
     compute_dtype: Literal["auto", "bfloat16-on-gpu", "float32", "bfloat16"] = "float32"
     """Number format of matrix products in the trainer when `model.dtype` is float32. With bfloat16, the weights,
     gradients, optimizer state, log-softmax and sums stay in float32. `auto`, which all presets use, means bfloat16 on a

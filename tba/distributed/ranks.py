@@ -32,8 +32,8 @@ class Share(NamedTuple):
 class Ranks:
     """The number of this rank, and the number of all ranks. A single rank does not communicate.
 
-    The weights and what belongs to them are divided among all ranks or, if `parts` is set, among this many ranks in a
-    row. The next ranks in a row then hold another copy."""
+    The weights and what belongs to them are divided among all ranks or, if `parts` is set, among so many ranks with
+    consecutive numbers. The ranks after them then hold another copy."""
 
     rank: int = 0
     size: int = 1

@@ -155,8 +155,8 @@ class Searcher:
             self.adoption.prefetch(self.number_for_next_round(self.lag))
 
     def assemble(self, groups: Sequence[Group]) -> None:
-        """Score the groups, which become the next shard. For a restarted searcher it does not matter that they are not
-        stored yet: shards are stored in order, so it finds where it was before them."""
+        """Score the groups, which become the next shard. The groups count as stored from now on: shards are stored in
+        order, so a restarted searcher requests again what was not stored."""
         self.waiting.add(self.assembly.trajectories(groups))
         self.rounds.store(groups)
 

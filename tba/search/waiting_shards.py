@@ -1,8 +1,9 @@
 """Shards that are whole, and wait until the versions of their responses are stored.
 
-A version may reach searchers before the store has it (`sync.transport`). Trajectories in the log then come after their
-versions all the same, so a shard is appended only once its versions are stored. Meanwhile the searcher goes on with
-further rounds."""
+A version may reach searchers before the store has it (`sync.transport`). A log must not have trajectories of a version
+that is not stored, so a shard is appended only once its versions are stored. Meanwhile the searcher goes on with
+further rounds.
+"""
 
 import math
 import time

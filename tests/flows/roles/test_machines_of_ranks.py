@@ -91,7 +91,7 @@ def test_no_code_of_ranks_is_tied_to_one_machine():
         'reach("localhost", 1)',
         'World(address="127.0.0.1")',
         'os.environ["GLOO_SOCKET_IFNAME"] = "lo"',
-        'join("file:///tmp/meeting")',
+        'join("file:///srv/meeting")',
         "listen(LOOPBACK)",
         'followers.together("load", load, str(folder))',
         'send_order("load", folder.as_posix())',

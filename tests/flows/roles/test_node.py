@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from flows.planning import create
+from flows.roles import node
 from flows.roles.node import places_of
 from storage.runs.run import Run
+from tba.distributed import process_group
 from tba.errors import ConfigError
 from tba.presets import preset
 
@@ -55,6 +57,10 @@ def test_the_command_refuses_it_too(run: Run):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert "ConfigError: node: must be between 0 and 1, got 2" in ended.stderr
+
+
+def test_rank_0_gets_as_much_time_to_store_as_it_takes_itself():
+    assert process_group.PATIENCE.total_seconds() == node.STORING
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What tests of ranks share: batches whose groups have very different lengths, and states of learners."""
+"""Batches whose groups have very different lengths, and states of learners, for tests of ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
